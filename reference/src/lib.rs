@@ -1,0 +1,2 @@
+//! The float64 reference.
+pub mod ggml;
