@@ -218,6 +218,8 @@ impl Unit {
         let normal = (((self.min_exponent + 127) as u32) << 23) - 1;
         let all = w.iter().any(|&w| magnitude(w) < normal || special(magnitude(w)) || w.to_bits() & CUT != 0);
 
+        let nothing = w.iter().all(|w| *w == 0.0);
+
         let (mut most, mut low, mut high, mut wide) = ([0f32; L], [u32::MAX; L], [-1i32; L], [0u32; L]);
         for l in 0..L {
             most[l] = power(acc[l]);
@@ -245,13 +247,15 @@ impl Unit {
             }
         }
 
+        // No exponent at all is fine where there is no term; else the product of powers has underflowed.
         // Below 2^100 nothing overflows float32 before the end; above 2^-90 no kept bit is subnormal.
         let (least, greatest) = (f32::from_bits(37 << 23), f32::from_bits(227 << 23));
         let unit = crate::dtype::pow2(-(self.core.bits as i32));
         let mut slow = [false; L];
         for l in 0..L {
             let c = acc[l];
-            slow[l] = !(most[l] == 0.0 || (most[l] >= least && most[l] <= greatest))
+            slow[l] = !((most[l] >= least && most[l] <= greatest)
+                || (most[l] == 0.0 && (nothing || high[l] < 0)))
                 | (low[l] < normal)
                 | (special(high[l] as u32))
                 | (wide[l] & CUT != 0)

@@ -211,6 +211,10 @@ fn by_hand() {
     assert_eq!(bits(t.dot(f32::INFINITY, &[f32::NEG_INFINITY], &[1.0])), 0x7fff_ffff);
     assert_eq!(t.dot(1.0, &[f32::NEG_INFINITY], &[1.0]), f32::NEG_INFINITY);
     assert_eq!(t.dot(f32::MAX, &[2f32.powi(64)], &[2f32.powi(64)]), f32::INFINITY);
+    // A sum too small for float32 keeps its sign; all lanes at once must not take it for no term.
+    let mut acc = [-0.0, 0.0];
+    t.lanes(&mut acc, &[2f32.powi(-80)], &[[-2f32.powi(-80), 0.0]]);
+    assert_eq!(acc.map(bits), [0x8000_0000, 0]);
     // Blocks are sums of their own: 2^-25 is lost 16 times at 1, and kept when it comes first.
     let (mut a, b) = ([2f32.powi(-13); 32], [2f32.powi(-13); 32]);
     assert_eq!(t.dot(1.0, &a[..16], &b[..16]), 1.0);
