@@ -1,2 +1,33 @@
-//! The float64 reference.
+/*!
+The float64 reference of MLA attention: vocabulary, truth, no I/O.
+
+- [`stage`]: the one table of stages and weights; [`geometry`]: widths and scalars of a layer;
+  [`plan`]: rows of a run; [`contract`]: roundings that an engine declares.
+- [`evaluate`]: one function a stage, from inputs to the float64 value, chunk by chunk.
+- [`elementwise`], [`attention`], [`product`]: the mathematics underneath.
+- [`ggml`], [`dequant`]: what stored weights mean.
+
+```
+use mla_reference::{Stage, Weight};
+assert_eq!(Stage::KvCNormed.name(), "kv_c_normed");
+assert_eq!(Weight::WUk.row().gguf, "attn_k_b.weight");
+```
+*/
+
+pub mod attention;
+pub mod contract;
+pub mod dequant;
+pub mod elementwise;
+pub mod evaluate;
+pub mod geometry;
 pub mod ggml;
+pub mod plan;
+pub mod product;
+pub mod stage;
+
+pub use contract::{Accumulate, Contract, RowSum, Softmax, TileOrder};
+pub use evaluate::{Chunk, Evaluator, Source, Terms, Weights};
+pub use geometry::{Geometry, Pairing, Rope, Spec, Temperature};
+pub use ggml::GgmlType;
+pub use plan::{Given, Plan, Regime, RowName, Sequence};
+pub use stage::{Axis, Form, Phase, STAGES, Scope, Stage, WEIGHTS, Weight};

@@ -1,0 +1,522 @@
+/*!
+One function a stage: the float64 value of a tensor from its inputs, chunk by chunk.
+
+The same functions serve twice. The engine `reference` feeds them what they gave before (cumulative). The
+judge feeds them the bits that an engine recorded (isolated), with the engine's contract, and compares.
+A chunk carries beside the value the *terms* that decide how far an honest engine may be off; bounds
+themselves are the judge's business.
+
+Chunks keep memory flat: a stage's output never stands whole in float64 unless somebody collects it.
+*/
+
+use crate::attention::{Attended, Head, attend, merge_weights};
+use crate::contract::Contract;
+use crate::elementwise::{block_norms, normalise, rope_table, rotate};
+use crate::geometry::Spec;
+use crate::plan::{Given, Plan, Sequence};
+use crate::product::{Dense, Rows, product, product_with_norms};
+use crate::stage::{Form, Phase, Stage, Weight};
+use ndarray::{Array2, ArrayView2, s};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Rows of new tokens in one product: bounds memory for long prefills.
+const TOKEN_CHUNK: usize = 512;
+/// Columns of a product's output in one chunk.
+const COLUMN_CHUNK: usize = 2048;
+/// Rows of attention handled at once.
+const ROW_CHUNK: usize = 64;
+
+/// The weights of a layer, as matrices that products read.
+pub trait Weights: Sync {
+    /// A matrix in the orientation of the stage table (rows: all axes but the last; w_o: hidden).
+    fn matrix(&self, weight: Weight) -> Option<&dyn Rows>;
+    /// A norm's vector.
+    fn norm(&self, weight: Weight) -> Option<&[f64]>;
+}
+
+/// Tensors computed so far.
+pub trait Source: Sync {
+    /// A block of a stage's matrix in float64.
+    fn block(&self, stage: Stage, rows: Range<usize>, cols: Range<usize>) -> Array2<f64>;
+}
+
+/// What an honest engine's error depends on.
+pub enum Terms<'a> {
+    /// A copy, or given: bits are equal.
+    Copy,
+    /// A product of `len` terms; `size` ≥ Σ|a·b| for each element (blockwise Cauchy–Schwarz).
+    Product {
+        /// Terms of each sum.
+        len: usize,
+        /// Upper bound of Σ|a·b|.
+        size: Array2<f64>,
+    },
+    /// RMSNorm over `len` values; `z` is the normalised value.
+    Norm {
+        /// Values of a row.
+        len: usize,
+        /// Normalised value before γ.
+        z: Array2<f64>,
+        /// γ.
+        gamma: &'a [f64],
+    },
+    /// Rotation; `size` = |a·cos| + |b·sin|; columns before `first` are copies.
+    Rope {
+        /// Size of the terms.
+        size: Array2<f64>,
+        /// First rotated column.
+        first: usize,
+    },
+    /// Attention of one head over a range of keys; `lse`: the chunk is its lse.
+    Attention {
+        /// With scores, probabilities and sums.
+        attended: &'a Attended,
+        /// Queries, keys and values.
+        head: &'a Head<'a>,
+        /// Whether x is the lse (else the weighted values).
+        lse: bool,
+    },
+    /// Merge of partial results; for each row the partial lse and weights, and Σ W|o|.
+    Merge {
+        /// Largest |lse_s − lse| among splits of weight, for each row.
+        spread: Vec<f64>,
+        /// Σ_s W_s |o_s|, [rows, cols]; empty for lse.
+        size: Array2<f64>,
+        /// Splits.
+        splits: usize,
+        /// Whether x is the lse.
+        lse: bool,
+    },
+}
+
+/// A block of a stage's matrix: the value before the final rounding, and its terms.
+pub struct Chunk<'a> {
+    /// Rows of the stage's matrix.
+    pub rows: Range<usize>,
+    /// Columns of the stage's matrix.
+    pub cols: Range<usize>,
+    /// Value, [rows, cols]. NaN where the reference says nothing (a slot of the cache that nobody owns).
+    pub x: Array2<f64>,
+    /// What the error depends on.
+    pub terms: Terms<'a>,
+}
+
+/// Everything a stage is computed from.
+pub struct Evaluator<'a> {
+    /// The layer's numbers.
+    pub spec: &'a Spec,
+    /// Rows and sequences.
+    pub plan: &'a Plan,
+    /// What is given from outside.
+    pub given: &'a Given,
+    /// The layer's weights, as the engine holds them.
+    pub weights: &'a dyn Weights,
+    /// The contract to emulate.
+    pub contract: &'a Contract,
+    /// Inputs.
+    pub source: &'a dyn Source,
+}
+
+/// Takes chunks, in any order, from several threads.
+pub type Visit<'v> = &'v (dyn Fn(Chunk) + Sync);
+
+impl Evaluator<'_> {
+    /// Computes a stage in a form (None for shared stages) and hands its chunks to `visit`.
+    ///
+    /// Chunks cover the whole matrix once. A missing weight yields no chunks: the caller has refused the
+    /// layer before.
+    pub fn evaluate(&self, stage: Stage, form: Option<Form>, visit: Visit) {
+        let g = &self.spec.geometry;
+        let absorbed = form == Some(Form::Absorbed);
+        match stage {
+            Stage::Hidden => self.hidden(visit),
+            Stage::AttnIn => {
+                self.norm(Stage::Hidden, 0..g.hidden, Weight::GAttn, self.spec.eps_attn, visit);
+            }
+            Stage::QANormed => self.norm(Stage::QA, 0..g.q_rank, Weight::GQ, self.spec.eps_latent, visit),
+            Stage::KvCNormed => self.norm(Stage::KvA, 0..g.latent, Weight::GKv, self.spec.eps_latent, visit),
+            Stage::QA => self.project(stage, Stage::AttnIn, g.hidden, Weight::WQA, visit),
+            Stage::KvA => self.project(stage, Stage::AttnIn, g.hidden, Weight::WKvA, visit),
+            Stage::QRaw if g.q_rank == 0 => self.project(stage, Stage::AttnIn, g.hidden, Weight::WQ, visit),
+            Stage::QRaw => self.project(stage, Stage::QANormed, g.q_rank, Weight::WQB, visit),
+            Stage::Out => self.project(stage, Stage::AttnOut, g.values(), Weight::WO, visit),
+            Stage::Q => self.rotate_q(visit),
+            Stage::KPe => self.rotate_k(visit),
+            Stage::Cache => self.cache(visit),
+            Stage::K => self.keys(visit),
+            Stage::V => {
+                let values = |h| (Weight::WUv, h * g.value..(h + 1) * g.value, false);
+                self.heads(stage, g.value, &|h| self.cache_rows(0..g.latent, h), &values, visit);
+            }
+            Stage::QLatent => {
+                let absorb = |h| (Weight::WUk, h * g.latent..(h + 1) * g.latent, false);
+                let nope = |h: usize| {
+                    let at = h * g.key();
+                    self.source.block(Stage::Q, 0..self.plan.tokens(), at..at + g.nope)
+                };
+                self.heads(stage, g.latent, &nope, &absorb, visit);
+            }
+            Stage::AttnOut if absorbed => {
+                let values = |h| (Weight::WUv, h * g.value..(h + 1) * g.value, false);
+                let rows = 0..self.plan.rows(stage);
+                let latent =
+                    |h: usize| self.source.block(Stage::OLatent, rows.clone(), h * g.latent..(h + 1) * g.latent);
+                self.heads(stage, g.value, &latent, &values, visit);
+            }
+            Stage::PartO | Stage::PartLse => self.attention(stage, absorbed, visit),
+            Stage::OLatent | Stage::AttnOut | Stage::Lse => {
+                self.attention(stage, absorbed, visit);
+                self.merge(stage, absorbed, visit);
+            }
+        }
+    }
+
+    fn hidden(&self, visit: Visit) {
+        let x = self.given.hidden.clone();
+        visit(Chunk { rows: 0..x.nrows(), cols: 0..x.ncols(), x, terms: Terms::Copy });
+    }
+
+    fn norm(&self, input: Stage, cols: Range<usize>, weight: Weight, eps: f64, visit: Visit) {
+        let Some(gamma) = self.weights.norm(weight) else { return };
+        row_chunks(self.plan.tokens(), TOKEN_CHUNK).into_par_iter().for_each(|rows| {
+            let a = self.source.block(input, rows.clone(), cols.clone());
+            let z = normalise(a.view(), eps);
+            let cast = self.contract.norm_cast;
+            let mut x = z.clone();
+            for mut row in x.rows_mut() {
+                for (v, g) in row.iter_mut().zip(gamma) {
+                    *v = cast.map_or(*v, |d| d.round(*v)) * g;
+                }
+            }
+            visit(Chunk { rows, cols: 0..x.ncols(), x, terms: Terms::Norm { len: a.ncols(), z, gamma } });
+        });
+    }
+
+    /// A product with a whole weight: `[rows, K] · [M, K]ᵀ`.
+    fn project(&self, stage: Stage, input: Stage, k: usize, weight: Weight, visit: Visit) {
+        let Some(w) = self.weights.matrix(weight) else { return };
+        for rows in row_chunks(self.plan.rows(stage), TOKEN_CHUNK) {
+            let a = self.source.block(input, rows.clone(), 0..k);
+            for cols in row_chunks(w.rows(), COLUMN_CHUNK) {
+                let part = Part { inner: w, rows: cols.clone() };
+                let (x, size) = multiply(a.view(), &part);
+                visit(Chunk { rows: rows.clone(), cols, x, terms: Terms::Product { len: k, size } });
+            }
+        }
+    }
+
+    /// A product a head: `input(h) [rows, K] · W(h) [width, K]ᵀ`, columns `h·width..`, heads in parallel.
+    fn heads(
+        &self,
+        stage: Stage,
+        width: usize,
+        input: &(dyn Fn(usize) -> Array2<f64> + Sync),
+        weight: &(dyn Fn(usize) -> (Weight, Range<usize>, bool) + Sync),
+        visit: Visit,
+    ) {
+        let total = self.plan.rows(stage);
+        (0..self.spec.geometry.heads).into_par_iter().for_each(|h| {
+            let (which, range, transpose) = weight(h);
+            let Some(w) = self.weights.matrix(which) else { return };
+            let w = dense(w, range, transpose);
+            let a = input(h);
+            for rows in row_chunks(total, TOKEN_CHUNK) {
+                let a = a.slice(s![rows.clone(), ..]);
+                let (x, size) = multiply_dense(a, w.view());
+                let cols = h * width..(h + 1) * width;
+                visit(Chunk { rows, cols, x, terms: Terms::Product { len: a.ncols(), size } });
+            }
+        });
+    }
+
+    /// Rows of the cache in the order of keys of all sequences.
+    fn cache_rows(&self, cols: Range<usize>, _head: usize) -> Array2<f64> {
+        let mut all = Array2::zeros((self.plan.rows(Stage::K), cols.len()));
+        for (_, seq, rows) in self.plan.key_rows() {
+            all.slice_mut(s![rows, ..]).assign(&self.gather(seq, cols.clone()));
+        }
+        all
+    }
+
+    /// Cache rows of one sequence, by position.
+    fn gather(&self, seq: &Sequence, cols: Range<usize>) -> Array2<f64> {
+        let mut out = Array2::zeros((seq.slots.len(), cols.len()));
+        for (mut row, &slot) in out.rows_mut().into_iter().zip(&seq.slots) {
+            row.assign(&self.source.block(Stage::Cache, slot..slot + 1, cols.clone()).row(0));
+        }
+        out
+    }
+
+    fn keys(&self, visit: Visit) {
+        let g = &self.spec.geometry;
+        let cache = self.cache_rows(0..g.cache(), 0);
+        let Some(w) = self.weights.matrix(Weight::WUk) else { return };
+        (0..g.heads).into_par_iter().for_each(|h| {
+            let w = dense(w, h * g.latent..(h + 1) * g.latent, true);
+            for rows in row_chunks(cache.nrows(), TOKEN_CHUNK) {
+                let latent = cache.slice(s![rows.clone(), ..g.latent]);
+                let (x, size) = multiply_dense(latent, w.view());
+                let at = h * g.key();
+                let terms = Terms::Product { len: g.latent, size };
+                visit(Chunk { rows: rows.clone(), cols: at..at + g.nope, x, terms });
+                let x = cache.slice(s![rows.clone(), g.latent..]).to_owned();
+                visit(Chunk { rows, cols: at + g.nope..at + g.key(), x, terms: Terms::Copy });
+            }
+        });
+    }
+
+    fn rotate_q(&self, visit: Visit) {
+        let g = &self.spec.geometry;
+        let table = rope_table(&self.spec.rope, &self.plan.positions, self.contract.rope_table);
+        (0..g.heads).into_par_iter().for_each(|h| {
+            let cols = h * g.key()..(h + 1) * g.key();
+            let mut x = self.source.block(Stage::QRaw, 0..self.plan.tokens(), cols.clone());
+            let mut size = Array2::zeros(x.dim());
+            let pe = x.slice(s![.., g.nope..]);
+            let (y, terms) = rotate(pe, &table, |i| i, self.spec.rope.pairing);
+            x.slice_mut(s![.., g.nope..]).assign(&y);
+            size.slice_mut(s![.., g.nope..]).assign(&terms);
+            let mut first = g.nope;
+            if let Some(t) = self.spec.temperature {
+                for (i, p) in self.plan.positions.iter().enumerate() {
+                    let f = t.factor(*p);
+                    x.row_mut(i).mapv_inplace(|v| v * f);
+                    size.row_mut(i).mapv_inplace(|v| v * f);
+                    for j in 0..g.nope {
+                        size[[i, j]] = if f == 1.0 { 0.0 } else { x[[i, j]].abs() };
+                    }
+                }
+                first = 0;
+            }
+            visit(Chunk { rows: 0..x.nrows(), cols, x, terms: Terms::Rope { size, first } });
+        });
+    }
+
+    fn rotate_k(&self, visit: Visit) {
+        let g = &self.spec.geometry;
+        let table = rope_table(&self.spec.rope, &self.plan.positions, self.contract.rope_table);
+        let x = self.source.block(Stage::KvA, 0..self.plan.tokens(), g.latent..g.cache());
+        let (x, size) = rotate(x.view(), &table, |i| i, self.spec.rope.pairing);
+        visit(Chunk { rows: 0..x.nrows(), cols: 0..g.rope, x, terms: Terms::Rope { size, first: 0 } });
+    }
+
+    fn cache(&self, visit: Visit) {
+        let g = &self.spec.geometry;
+        let tokens = 0..self.plan.tokens();
+        let latent = self.source.block(Stage::KvCNormed, tokens.clone(), 0..g.latent);
+        let pe = self.source.block(Stage::KPe, tokens, 0..g.rope);
+        let mut x = Array2::from_elem((self.plan.rows(Stage::Cache), g.cache()), f64::NAN);
+        for (i, seq) in self.plan.sequences.iter().enumerate() {
+            for (position, &slot) in seq.slots.iter().enumerate() {
+                if position < seq.context {
+                    x.row_mut(slot).assign(&self.given.context[i].row(position));
+                } else {
+                    let t = seq.tokens.start + position - seq.context;
+                    x.slice_mut(s![slot, ..g.latent]).assign(&latent.row(t));
+                    x.slice_mut(s![slot, g.latent..]).assign(&pe.row(t));
+                }
+            }
+        }
+        visit(Chunk { rows: 0..x.nrows(), cols: 0..x.ncols(), x, terms: Terms::Copy });
+    }
+
+    /// Attention of unsplit rows (o_latent, attn_out, lse) or of each split of decode rows (parts).
+    fn attention(&self, stage: Stage, absorbed: bool, visit: Visit) {
+        let parts = matches!(stage, Stage::PartO | Stage::PartLse);
+        let decode_rows = self.plan.decode_rows();
+        let mut decode = 0;
+        for (_, seq, rows) in self.plan.attention_rows() {
+            let index = decode;
+            decode += usize::from(seq.phase() == Phase::Decode);
+            if self.plan.is_split(seq.phase()) != parts || parts && seq.phase() != Phase::Decode {
+                continue;
+            }
+            let cache = absorbed.then(|| self.gather(seq, 0..self.spec.geometry.cache()));
+            (0..self.spec.geometry.heads).into_par_iter().for_each(|h| {
+                self.attend_head(seq, h, cache.as_ref().map(Array2::view), &mut |tokens, head| {
+                    let ranges = if parts {
+                        self.contract.split_ranges(seq.keys())
+                    } else {
+                        vec![0..head.visible.last().copied().unwrap_or(0)]
+                    };
+                    for (split, range) in ranges.into_iter().enumerate() {
+                        let first = if parts { split * decode_rows + index } else { rows.start + tokens.start };
+                        self.visit_attended(stage, h, first..first + tokens.len(), &head, range, visit);
+                    }
+                });
+            });
+        }
+    }
+
+    fn visit_attended(
+        &self,
+        stage: Stage,
+        h: usize,
+        rows: Range<usize>,
+        head: &Head,
+        range: Range<usize>,
+        visit: Visit,
+    ) {
+        let attended = attend(head, range, self.contract);
+        let lse = matches!(stage, Stage::Lse | Stage::PartLse);
+        let (x, width) = if lse {
+            let column = Array2::from_shape_vec((rows.len(), 1), attended.lse.clone());
+            (column.unwrap_or_default(), 1)
+        } else {
+            (attended.x.clone(), head.v.ncols())
+        };
+        let terms = Terms::Attention { attended: &attended, head, lse };
+        visit(Chunk { rows, cols: h * width..(h + 1) * width, x, terms });
+    }
+
+    /// Calls `f` with the queries, keys and values of a head of a sequence, a few rows at a time.
+    fn attend_head(
+        &self,
+        seq: &Sequence,
+        h: usize,
+        cache: Option<ArrayView2<f64>>,
+        f: &mut dyn FnMut(Range<usize>, Head),
+    ) {
+        let g = &self.spec.geometry;
+        let (mut k, mut v) = (Array2::zeros((0, 0)), Array2::zeros((0, 0)));
+        if cache.is_none() {
+            let rows = self.plan.key_rows().find(|(_, s, _)| std::ptr::eq(*s, seq)).map_or(0..0, |r| r.2);
+            k = self.source.block(Stage::K, rows.clone(), h * g.key()..(h + 1) * g.key());
+            v = self.source.block(Stage::V, rows, h * g.value..(h + 1) * g.value);
+        }
+        for tokens in row_chunks(seq.tokens.len(), ROW_CHUNK) {
+            let rows = seq.tokens.start + tokens.start..seq.tokens.start + tokens.end;
+            let visible: Vec<usize> = tokens.clone().map(|i| seq.visible(i)).collect();
+            let scale = self.spec.scale;
+            let q = self.source.block(Stage::Q, rows.clone(), h * g.key()..(h + 1) * g.key());
+            match cache {
+                None => f(tokens, Head { q: q.view(), k: k.view(), v: v.view(), visible: &visible, scale }),
+                Some(c) => {
+                    let mut lifted = Array2::zeros((rows.len(), g.cache()));
+                    let latent = self.source.block(Stage::QLatent, rows, h * g.latent..(h + 1) * g.latent);
+                    lifted.slice_mut(s![.., ..g.latent]).assign(&latent);
+                    lifted.slice_mut(s![.., g.latent..]).assign(&q.slice(s![.., g.nope..]));
+                    let v = c.slice(s![.., ..g.latent]);
+                    f(tokens, Head { q: lifted.view(), k: c, v, visible: &visible, scale });
+                }
+            }
+        }
+    }
+
+    /// Decode rows computed in parts: merged from part_o and part_lse.
+    fn merge(&self, stage: Stage, absorbed: bool, visit: Visit) {
+        let (g, splits) = (&self.spec.geometry, self.plan.splits);
+        let decode_rows = self.plan.decode_rows();
+        if !self.plan.is_split(Phase::Decode) || decode_rows == 0 {
+            return;
+        }
+        let rows: Vec<usize> = self
+            .plan
+            .attention_rows()
+            .filter(|(_, s, _)| s.phase() == Phase::Decode)
+            .map(|(_, _, r)| r.start)
+            .collect();
+        let lse = stage == Stage::Lse;
+        let width = if absorbed { g.latent } else { g.value };
+        let part_lse = self.source.block(Stage::PartLse, 0..splits * decode_rows, 0..g.heads);
+        (0..g.heads).into_par_iter().for_each(|h| {
+            let cols = h * width..(h + 1) * width;
+            let part_o =
+                (!lse).then(|| self.source.block(Stage::PartO, 0..splits * decode_rows, cols.clone()));
+            for (i, &row) in rows.iter().enumerate() {
+                let l: Vec<f64> = (0..splits).map(|s| part_lse[[s * decode_rows + i, h]]).collect();
+                let (w, total) = merge_weights(&l);
+                let apart = |(v, w): (&f64, &f64)| if *w > 0.0 { (v - total).abs() } else { 0.0 };
+                let spread = vec![l.iter().zip(&w).map(apart).fold(0.0, f64::max)];
+                let (x, size, cols) = match &part_o {
+                    None => (Array2::from_elem((1, 1), total), Array2::zeros((0, 0)), h..h + 1),
+                    Some(o) => {
+                        let (mut x, mut size) = (Array2::zeros((1, width)), Array2::zeros((1, width)));
+                        for (s, w) in w.iter().enumerate().filter(|(_, w)| **w != 0.0) {
+                            for (j, v) in o.row(s * decode_rows + i).iter().enumerate() {
+                                x[[0, j]] += w * v;
+                                size[[0, j]] += (w * v).abs();
+                            }
+                        }
+                        (x, size, cols.clone())
+                    }
+                };
+                visit(Chunk { rows: row..row + 1, cols, x, terms: Terms::Merge { spread, size, splits, lse } });
+            }
+        });
+    }
+}
+
+/// `0..n` in pieces of at most `size`.
+pub fn row_chunks(n: usize, size: usize) -> Vec<Range<usize>> {
+    (0..n).step_by(size.max(1)).map(|a| a..(a + size).min(n)).collect()
+}
+
+/// Some rows of a matrix.
+pub struct Part<'a> {
+    /// The whole.
+    pub inner: &'a dyn Rows,
+    /// Which rows.
+    pub rows: Range<usize>,
+}
+
+impl Rows for Part<'_> {
+    fn rows(&self) -> usize {
+        self.rows.len()
+    }
+    fn cols(&self) -> usize {
+        self.inner.cols()
+    }
+    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
+        self.inner.decode(self.rows.start + row, k0, out);
+    }
+}
+
+/// Rows of a matrix in float64, [rows, cols], or transposed.
+pub fn dense(w: &dyn Rows, rows: Range<usize>, transpose: bool) -> Array2<f64> {
+    let cols = w.cols();
+    let mut out = Array2::zeros((rows.len(), cols));
+    for (r, mut line) in rows.zip(out.rows_mut()) {
+        if let Some(line) = line.as_slice_mut() {
+            w.decode(r, 0, line);
+        }
+    }
+    if transpose { out.reversed_axes().as_standard_layout().into_owned() } else { out }
+}
+
+/// a · wᵀ, and an upper bound of Σ|a·w| for each element.
+fn multiply(a: ArrayView2<f64>, w: &dyn Rows) -> (Array2<f64>, Array2<f64>) {
+    let (tokens, m) = (a.nrows(), w.rows());
+    let blocks = w.cols().div_ceil(128);
+    let mut x = Array2::zeros((tokens, m));
+    let mut squares = vec![0.0; m * blocks];
+    let a = a.as_standard_layout();
+    if let (Some(a), Some(x)) = (a.as_slice(), x.as_slice_mut()) {
+        product_with_norms(a, tokens, w, x, &mut squares);
+    }
+    squares.iter_mut().for_each(|v| *v = v.sqrt());
+    let norms = Array2::from_shape_vec((m, blocks), squares).unwrap_or_default();
+    let size = outer(a.view(), norms.view());
+    (x, size)
+}
+
+fn multiply_dense(a: ArrayView2<f64>, w: ArrayView2<f64>) -> (Array2<f64>, Array2<f64>) {
+    let mut x = Array2::zeros((a.nrows(), w.nrows()));
+    let (a, w) = (a.as_standard_layout(), w.as_standard_layout());
+    if let (Some(data), Some(w), Some(x)) = (a.as_slice(), w.as_slice(), x.as_slice_mut()) {
+        product(data, a.nrows(), &Dense { data: w, cols: a.ncols() }, x);
+    }
+    let size = outer(a.view(), block_norms(w.view()).view());
+    (x, size)
+}
+
+/// Σ over blocks of ‖a_b‖·‖w_b‖.
+fn outer(a: ArrayView2<f64>, w_norms: ArrayView2<f64>) -> Array2<f64> {
+    let norms = block_norms(a);
+    let mut size = Array2::zeros((a.nrows(), w_norms.nrows()));
+    if let (Some(n), Some(w), Some(out)) = (norms.as_slice(), w_norms.as_slice(), size.as_slice_mut()) {
+        product(n, a.nrows(), &Dense { data: w, cols: w_norms.ncols() }, out);
+    }
+    size
+}

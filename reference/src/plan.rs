@@ -1,0 +1,235 @@
+/*!
+The plan of a run: which rows the stages work on.
+
+All requests of a batch are stacked, and both regimes stand beside each other, so that a stage which they
+share is computed once and each weight is read once a product. Every tensor of the stage table is a matrix
+of rows and columns here; [`Plan::rows`] says how many rows, [`Plan::phase`] to which phase a row belongs.
+*/
+
+use crate::stage::{Axis, Form, Phase, Stage};
+use ndarray::Array2;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// How the context rows of the cache were drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Regime {
+    /// Random directions.
+    Random,
+    /// Some rows aligned with queries, so that a quarter of the heads attends to one key above all.
+    Peaked,
+}
+
+impl Regime {
+    /// Both.
+    pub const ALL: [Regime; 2] = [Regime::Random, Regime::Peaked];
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Regime::Random => "random",
+            Regime::Peaked => "peaked",
+        }
+    }
+}
+
+/// One request in one regime: new tokens on top of a context, with a page table of its own.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    /// Index of the request in the batch.
+    pub request: usize,
+    /// How its context was drawn.
+    pub regime: Regime,
+    /// Rows of its new tokens among the stacked tokens.
+    pub tokens: Range<usize>,
+    /// Tokens in the cache before.
+    pub context: usize,
+    /// Slot (page · page size + place) of each key position, `context + tokens.len()` of them.
+    pub slots: Vec<usize>,
+}
+
+impl Sequence {
+    /// Keys of the whole sequence.
+    pub fn keys(&self) -> usize {
+        self.context + self.tokens.len()
+    }
+    /// Prefill or decode.
+    pub fn phase(&self) -> Phase {
+        if self.tokens.len() == 1 { Phase::Decode } else { Phase::Prefill }
+    }
+    /// Keys that its `i`-th new token sees: causal by position.
+    pub fn visible(&self, i: usize) -> usize {
+        self.context + i + 1
+    }
+}
+
+/// What is given from outside: not computed, not judged beyond being copied right.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    /// Hidden states, [token, hidden], on the grid of the activations.
+    pub hidden: Array2<f64>,
+    /// Cache rows of each sequence's context, [context, latent+rope], on the grid of the activations.
+    pub context: Vec<Array2<f64>>,
+}
+
+/// Rows of all stages.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Position of each stacked token.
+    pub positions: Vec<u64>,
+    /// Request of each stacked token.
+    pub token_request: Vec<usize>,
+    /// Sequences: every request in the first regime, those with a context in the second.
+    pub sequences: Vec<Sequence>,
+    /// Slots of a page.
+    pub page_size: usize,
+    /// Pages of the pool, unused ones included.
+    pub pages: usize,
+    /// Splits of the keys in decode.
+    pub splits: usize,
+}
+
+/// What a row of a tensor is, in words that a user knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowName {
+    /// Sequence, where the row belongs to one.
+    pub sequence: Option<usize>,
+    /// Request, where the row belongs to one.
+    pub request: Option<usize>,
+    /// Index within the request: new token, or key position.
+    pub index: usize,
+    /// Split of the keys.
+    pub split: Option<usize>,
+}
+
+impl Plan {
+    /// New tokens of all requests.
+    pub fn tokens(&self) -> usize {
+        self.positions.len()
+    }
+
+    /// Sequences of a phase with the range of their rows of attention: new tokens, sequence after sequence.
+    pub fn attention_rows(&self) -> impl Iterator<Item = (usize, &Sequence, Range<usize>)> {
+        let mut at = 0;
+        self.sequences.iter().enumerate().map(move |(i, s)| {
+            let r = at..at + s.tokens.len();
+            at = r.end;
+            (i, s, r)
+        })
+    }
+
+    /// The same for rows of k and v: key positions, sequence after sequence.
+    pub fn key_rows(&self) -> impl Iterator<Item = (usize, &Sequence, Range<usize>)> {
+        let mut at = 0;
+        self.sequences.iter().enumerate().map(move |(i, s)| {
+            let r = at..at + s.keys();
+            at = r.end;
+            (i, s, r)
+        })
+    }
+
+    /// Rows of attention that are decode steps: the rows of part_o and part_lse, for each split.
+    pub fn decode_rows(&self) -> usize {
+        self.attention_rows().filter(|(_, s, _)| s.phase() == Phase::Decode).count()
+    }
+
+    /// Whether rows of this phase are computed in parts and merged.
+    pub fn is_split(&self, phase: Phase) -> bool {
+        phase == Phase::Decode && self.splits > 1
+    }
+
+    /// Rows of a stage's matrix; the columns are the product of its other axes.
+    pub fn rows(&self, stage: Stage) -> usize {
+        match stage {
+            Stage::Cache => self.pages * self.page_size,
+            Stage::K | Stage::V => self.sequences.iter().map(Sequence::keys).sum(),
+            Stage::PartO | Stage::PartLse => self.splits * self.decode_rows(),
+            Stage::OLatent | Stage::Lse | Stage::AttnOut | Stage::Out => {
+                self.sequences.iter().map(|s| s.tokens.len()).sum()
+            }
+            _ => self.tokens(),
+        }
+    }
+
+    /// Whether the stage exists in this plan: parts need splits and decode steps.
+    pub fn has(&self, stage: Stage) -> bool {
+        !matches!(stage, Stage::PartO | Stage::PartLse) || (self.splits > 1 && self.decode_rows() > 0)
+    }
+
+    /// Lengths of the axes of a stage in this plan.
+    pub fn shape(&self, stage: Stage, form: Option<Form>, g: &crate::Geometry) -> Vec<usize> {
+        let mut rows = self.rows(stage);
+        stage
+            .axes(form)
+            .iter()
+            .map(|a| match a {
+                Axis::Page => {
+                    rows = self.page_size;
+                    self.pages
+                }
+                Axis::Split => {
+                    rows /= self.splits.max(1);
+                    self.splits
+                }
+                other => other.len(g).unwrap_or(rows),
+            })
+            .collect()
+    }
+
+    /// What the rows of a stage are: one entry a row.
+    pub fn names(&self, stage: Stage) -> Vec<RowName> {
+        let of = |sequence: usize, s: &Sequence, index| RowName {
+            sequence: Some(sequence),
+            request: Some(s.request),
+            index,
+            split: None,
+        };
+        match stage {
+            Stage::Cache => {
+                let none = RowName { sequence: None, request: None, index: 0, split: None };
+                let mut all = vec![none; self.rows(stage)];
+                for (i, s) in self.sequences.iter().enumerate() {
+                    for (position, &slot) in s.slots.iter().enumerate() {
+                        all[slot] = of(i, s, position);
+                    }
+                }
+                all
+            }
+            Stage::K | Stage::V => {
+                self.key_rows().flat_map(|(i, s, r)| (0..r.len()).map(move |j| of(i, s, j))).collect()
+            }
+            Stage::PartO | Stage::PartLse => (0..self.splits)
+                .flat_map(|split| {
+                    self.attention_rows()
+                        .filter(|(_, s, _)| s.phase() == Phase::Decode)
+                        .map(move |(i, s, _)| RowName { split: Some(split), ..of(i, s, 0) })
+                })
+                .collect(),
+            Stage::OLatent | Stage::Lse | Stage::AttnOut | Stage::Out => {
+                self.attention_rows().flat_map(|(i, s, r)| (0..r.len()).map(move |j| of(i, s, j))).collect()
+            }
+            _ => {
+                let mut start = 0;
+                (0..self.tokens())
+                    .map(|t| {
+                        if t > 0 && self.token_request[t] != self.token_request[t - 1] {
+                            start = t;
+                        }
+                        RowName {
+                            sequence: None,
+                            request: Some(self.token_request[t]),
+                            index: t - start,
+                            split: None,
+                        }
+                    })
+                    .collect()
+            }
+        }
+    }
+
+    /// Phase of each request of the batch.
+    pub fn request_phase(&self, request: usize) -> Phase {
+        let n = self.token_request.iter().filter(|r| **r == request).count();
+        if n == 1 { Phase::Decode } else { Phase::Prefill }
+    }
+}

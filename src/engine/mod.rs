@@ -1,0 +1,67 @@
+/*!
+Engines: whatever computes the tensors of a layer.
+
+An engine is known before it runs by its [`Engine::describe`] and [`Engine::contract`]; it runs one plan
+and streams each tensor to a [`Sink`], in the order of the stage table, stages that forms share once. It
+uses no stage mathematics of the reference: the two must not share errors. (The engine `reference` is the
+exception by name: it *is* the reference, run from start to end.)
+*/
+
+pub mod cpu;
+pub mod reference;
+
+use crate::case::Case;
+use crate::model::Layer;
+use crate::trace::{Tensor, TensorId};
+use mla_reference::product::Rows;
+use mla_reference::{Contract, Form, Spec, Weight};
+
+/// What an engine says of itself, for the report.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Description {
+    /// `cpu`, `reference`, …
+    pub name: &'static str,
+    /// Hardware and arithmetic in a line.
+    pub device: String,
+}
+
+/// Why an engine gave up.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A tensor could not be handed over.
+    #[error(transparent)]
+    Sink(#[from] SinkError),
+    /// The engine broke: what, where, what to do.
+    #[error("{0}")]
+    Broke(String),
+}
+
+/// Why a sink could not take a tensor (writing a file failed, say).
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct SinkError(pub String);
+
+/// Takes what an engine computes.
+pub trait Sink {
+    /// A weight as the engine holds it: rows of values on the grid of the contract's dtype.
+    fn weight(&mut self, weight: Weight, rows: &dyn Rows) -> Result<(), SinkError>;
+    /// A norm's vector as the engine holds it.
+    fn norm(&mut self, weight: Weight, values: &[f64]) -> Result<(), SinkError>;
+    /// A tensor, as soon as it is computed. A deliberate fault changes bits here; the engine goes on from
+    /// what it gets back, and `true` says that bits were changed.
+    fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError>;
+}
+
+/// Computes a layer.
+pub trait Engine {
+    /// Name and hardware.
+    fn describe(&self) -> Description;
+    /// The scalars it will use, for comparison before any tensor.
+    fn spec<'a>(&self, layer: &'a Layer) -> std::borrow::Cow<'a, Spec> {
+        std::borrow::Cow::Borrowed(&layer.spec)
+    }
+    /// The roundings it declares, known before the run.
+    fn contract(&self) -> Contract;
+    /// Runs one plan in these forms; weights first, then stages in table order, shared ones once.
+    fn run(&self, layer: &Layer, case: &Case, forms: &[Form], sink: &mut dyn Sink) -> Result<(), EngineError>;
+}
