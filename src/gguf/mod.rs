@@ -14,6 +14,7 @@ mod map;
 mod metadata;
 mod split;
 mod table;
+pub mod write;
 
 pub use error::{GgufError, Notice, Place, Problem, Warning};
 pub use metadata::{Array, ArrayIter, Metadata, Value, ValueType};
