@@ -1,1 +1,3 @@
 //! mla-check
+
+pub mod gguf;
