@@ -15,10 +15,10 @@ added or left out without changing the others, and thread counts change nothing.
 use super::{Batch, Case};
 use mla_numeric::DType;
 use mla_reference::elementwise::{pair, rope_table};
-use mla_reference::evaluate::dense;
-use mla_reference::product::product;
+use mla_reference::product::{Dense, product};
+use mla_reference::rows::dense;
 use mla_reference::{
-    Contract, Evaluator, Geometry, Given, Phase, Plan, Regime, Sequence, Source, Spec, Stage, Weight, Weights,
+    Contract, Evaluator, Given, Plan, Regime, Sequence, Source, Spec, Stage, Weight, Weights,
 };
 use ndarray::{Array2, ArrayView1, s};
 use std::collections::HashMap;
@@ -286,7 +286,7 @@ impl Own {
                 let mut lifted = vec![0.0; g.latent];
                 let (nope, pe) = (q.slice(s![..g.nope]).to_vec(), q.slice(s![g.nope..]));
                 if let Some(data) = w_uk.as_slice() {
-                    product(&nope, 1, &mla_reference::product::Dense { data, cols: g.nope }, &mut lifted);
+                    product(&nope, 1, &Dense { data, cols: g.nope }, &mut lifted);
                 }
                 let rows = &mut context[i];
                 let logits: Vec<f64> = rows
@@ -361,14 +361,6 @@ pub fn automatic_splits(batch: &Batch) -> usize {
     let longest = batch.0.iter().filter(|r| r.new == 1).map(|r| r.total()).max().unwrap_or(0);
     (longest / 256).clamp(1, 8)
 }
-
-/// Whether any request of the batch is of this phase.
-pub fn has_phase(geometry_batch: &Batch, phase: Phase) -> bool {
-    geometry_batch.0.iter().any(|r| (r.new == 1) == (phase == Phase::Decode))
-}
-
-#[allow(unused)]
-fn _widths(_: &Geometry) {}
 
 #[cfg(test)]
 mod tests {
