@@ -1,3 +1,4 @@
 //! mla-check
 
 pub mod gguf;
+pub mod synth;
