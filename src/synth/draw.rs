@@ -21,6 +21,9 @@ use mla_reference::ggml::GgmlType;
 /// The codebook of IQ4_NL and IQ4_XS (ggml's `kvalues_iq4nl`).
 const IQ4: [i32; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
+/// Values of a type without blocks that are drawn from one stream; below [`super::BLOCK_WORDS`].
+const VALUES: usize = 32;
+
 /// A random integer: mean and mean square.
 #[derive(Clone, Copy)]
 struct Moments {
@@ -92,7 +95,7 @@ fn recipe(ty: GgmlType) -> Option<Recipe> {
 
 /// Draws blocks of one type.
 pub(super) struct Drawer {
-    /// Bytes of a block.
+    /// Bytes drawn from one stream: a block, or several values of a type without blocks.
     pub bytes: usize,
     kind: Kind,
 }
@@ -114,32 +117,32 @@ impl Drawer {
                 Kind::Blocks { recipe, d }
             }
         };
-        Some(Drawer { bytes: ty.block_bytes(), kind })
+        let values = if ty.block_elements() == 1 { VALUES } else { 1 };
+        Some(Drawer { bytes: ty.block_bytes() * values, kind })
     }
     /// F32 values uniform in a range.
     pub fn uniform(low: f32, high: f32) -> Drawer {
-        Drawer { bytes: 4, kind: Kind::Uniform(low, high) }
+        Drawer { bytes: 4 * VALUES, kind: Kind::Uniform(low, high) }
     }
 
-    /// Fills one block from a stream of its own.
+    /// Fills one block (or up to as many values) from a stream of its own.
     pub fn block(&self, block: &mut [u8], mut random: Stream) {
         match &self.kind {
             Kind::Uniform(low, high) => {
-                let v = low + (high - low) * random.unit() as f32;
-                put(block, 0, v.to_le_bytes());
+                each(block, || (low + (high - low) * random.unit() as f32).to_le_bytes());
             }
             Kind::Float(ty, rms) => {
-                let v = (rms * random.bell()) as f32;
+                let mut value = || (rms * random.bell()) as f32;
                 match ty {
-                    GgmlType::F16 => put(block, 0, f16::from_f32(v).to_le_bytes()),
-                    GgmlType::BF16 => put(block, 0, bf16::from_f32(v).to_le_bytes()),
-                    _ => put(block, 0, v.to_le_bytes()),
+                    GgmlType::F16 => each(block, || f16::from_f32(value()).to_le_bytes()),
+                    GgmlType::BF16 => each(block, || bf16::from_f32(value()).to_le_bytes()),
+                    _ => each(block, || value().to_le_bytes()),
                 }
             }
             Kind::Blocks { recipe, d } => {
-                for chunk in block.chunks_mut(8) {
-                    chunk.copy_from_slice(&random.word().to_le_bytes()[..chunk.len()]);
-                }
+                let (words, rest) = block.as_chunks_mut();
+                words.iter_mut().for_each(|word| *word = random.word().to_le_bytes());
+                rest.iter_mut().zip(random.word().to_le_bytes()).for_each(|(byte, b)| *byte = b);
                 let mut d = d * (0.75 + 0.5 * random.unit());
                 if recipe.signed && random.word() & 1 == 1 {
                     d = -d;
@@ -154,9 +157,9 @@ impl Drawer {
     }
 }
 
-fn put<const N: usize>(block: &mut [u8], at: usize, bytes: [u8; N]) {
-    block[at..at + N].copy_from_slice(&bytes);
+fn each<const N: usize>(block: &mut [u8], mut value: impl FnMut() -> [u8; N]) {
+    block.as_chunks_mut().0.iter_mut().for_each(|element| *element = value());
 }
 fn put_f16(block: &mut [u8], at: usize, v: f64) {
-    put(block, at, f16::from_f32(v as f32).to_le_bytes());
+    block[at..at + 2].copy_from_slice(&f16::from_f32(v as f32).to_le_bytes());
 }

@@ -71,7 +71,7 @@ pub enum SynthError {
 struct Tensor {
     name: String,
     drawer: Drawer,
-    blocks: u64,
+    bytes: u64,
 }
 
 /// Writes a made-up model; `progress` is told bytes of weights written and in all. Gives the file's length.
@@ -99,15 +99,15 @@ pub fn write(spec: &Spec, path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Re
             let drawer = drawer.ok_or(SynthError::Type { ty })?;
             writer.tensor(&name, &dims, ty);
             let blocks = dims.iter().product::<u64>() / ty.block_elements() as u64;
-            tensors.push(Tensor { name, drawer, blocks });
+            tensors.push(Tensor { name, drawer, bytes: blocks * ty.block_bytes() as u64 });
         }
     }
-    let total = tensors.iter().map(|t| t.blocks * t.drawer.bytes as u64).sum();
+    let total = tensors.iter().map(|t| t.bytes).sum();
     let mut done = 0;
-    let mut buffer = Vec::new();
+    let mut buffers = [Vec::new(), Vec::new()];
     let length = writer.write(path, &mut |i, out| {
         let tensor = tensors.get(i).ok_or(io::ErrorKind::InvalidInput)?;
-        stream(tensor, spec.seed, &mut buffer, &mut |bytes| {
+        stream(tensor, spec.seed, &mut buffers, &mut |bytes| {
             out.write_all(bytes)?;
             done += bytes.len() as u64;
             progress(done, total);
@@ -117,27 +117,35 @@ pub fn write(spec: &Spec, path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Re
     Ok(length)
 }
 
-/// Draws a tensor, a buffer of whole blocks at a time.
+/// Draws a tensor, a buffer of whole blocks at a time; one is drawn while the one before is written.
 fn stream(
     tensor: &Tensor,
     seed: u64,
-    buffer: &mut Vec<u8>,
+    buffers: &mut [Vec<u8>; 2],
     write: &mut dyn FnMut(&[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
     let key = random::key(seed, &tensor.name);
-    let bytes = tensor.drawer.bytes;
-    let at_once = (CHUNK / bytes) as u64;
-    let mut first = 0;
-    while first < tensor.blocks {
-        let count = at_once.min(tensor.blocks - first);
-        buffer.resize(count as usize * bytes, 0);
-        buffer.par_chunks_exact_mut(bytes).with_min_len(256).enumerate().for_each(|(i, block)| {
-            tensor.drawer.block(block, Stream::new(key, (first + i as u64) * BLOCK_WORDS));
+    let block = tensor.drawer.bytes;
+    let at_once = (CHUNK / block * block) as u64;
+    let fill = |buffer: &mut Vec<u8>, from: u64| {
+        buffer.resize(at_once.min(tensor.bytes - from) as usize, 0);
+        let first = from / block as u64;
+        buffer.par_chunks_mut(block).with_min_len(1024).enumerate().for_each(|(i, bytes)| {
+            tensor.drawer.block(bytes, Stream::new(key, (first + i as u64) * BLOCK_WORDS));
         });
-        write(buffer)?;
-        first += count;
+    };
+    let [ready, next] = buffers;
+    fill(ready, 0);
+    let mut from = at_once;
+    while from < tensor.bytes {
+        rayon::in_place_scope(|scope| {
+            scope.spawn(|_| fill(next, from));
+            write(ready)
+        })?;
+        std::mem::swap(ready, next);
+        from += at_once;
     }
-    Ok(())
+    write(ready)
 }
 
 fn metadata(spec: &Spec, heads: u64, writer: &mut Writer) {
