@@ -8,7 +8,8 @@ alignment, and overlaps no other.
 use super::cursor::Cursor;
 use super::error::{GgufError, Notice, Place, Problem, Warning};
 use super::map::Map;
-use super::metadata::{Metadata, Value, name};
+use super::metadata::{Metadata, name};
+use super::value::Value;
 use mla_reference::ggml::{GgmlType, describe_unknown};
 use std::collections::HashSet;
 use std::fmt;

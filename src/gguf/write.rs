@@ -7,8 +7,8 @@ nothing half-written ever replaces something whole.
 */
 
 use super::error::{GgufError, Place, Problem};
-use super::metadata::ValueType;
 use super::table::{TensorType, size};
+use super::value::ValueType;
 use mla_reference::ggml::GgmlType;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
