@@ -8,4 +8,5 @@ pub mod engine;
 pub mod gguf;
 pub mod judge;
 pub mod model;
+pub mod synth;
 pub mod trace;
