@@ -4,6 +4,7 @@ rounding or fault, where, how big.
 */
 
 pub mod case;
+pub mod cli;
 pub mod engine;
 pub mod gguf;
 pub mod judge;

@@ -137,8 +137,8 @@ pub fn merge_weights(lse: &[f64]) -> (Vec<f64>, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mla_numeric::DType;
     use approx::assert_relative_eq;
+    use mla_numeric::DType;
     use ndarray::array;
 
     fn naive(q: [f64; 2], k: &Array2<f64>, v: &Array2<f64>, n: usize, scale: f64) -> (Vec<f64>, f64) {
@@ -149,7 +149,11 @@ mod tests {
 
     fn data() -> (Array2<f64>, Array2<f64>, Array2<f64>) {
         let f = |i: usize, j: usize, m: f64| ((i * 7 + j * 13) % 11) as f64 / m - 0.6;
-        (array![[1.0, -0.5], [0.25, 2.0]], Array2::from_shape_fn((9, 2), |(i, j)| f(i, j, 5.0)), Array2::from_shape_fn((9, 3), |(i, j)| f(j, i, 4.0)))
+        (
+            array![[1.0, -0.5], [0.25, 2.0]],
+            Array2::from_shape_fn((9, 2), |(i, j)| f(i, j, 5.0)),
+            Array2::from_shape_fn((9, 3), |(i, j)| f(j, i, 4.0)),
+        )
     }
 
     #[test]

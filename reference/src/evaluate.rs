@@ -161,8 +161,9 @@ impl Evaluator<'_> {
             Stage::AttnOut if absorbed => {
                 let values = |h| (Weight::WUv, h * g.value..(h + 1) * g.value, false);
                 let rows = 0..self.plan.rows(stage);
-                let latent =
-                    |h: usize| self.source.block(Stage::OLatent, rows.clone(), h * g.latent..(h + 1) * g.latent);
+                let latent = |h: usize| {
+                    self.source.block(Stage::OLatent, rows.clone(), h * g.latent..(h + 1) * g.latent)
+                };
                 self.heads(stage, g.value, &latent, &values, visit);
             }
             Stage::PartO | Stage::PartLse => self.attention(stage, absorbed, visit),
@@ -342,7 +343,8 @@ impl Evaluator<'_> {
                         vec![0..head.visible.last().copied().unwrap_or(0)]
                     };
                     for (split, range) in ranges.into_iter().enumerate() {
-                        let first = if parts { split * decode_rows + index } else { rows.start + tokens.start };
+                        let first =
+                            if parts { split * decode_rows + index } else { rows.start + tokens.start };
                         self.visit_attended(stage, h, first..first + tokens.len(), &head, range, visit);
                     }
                 });
@@ -392,7 +394,9 @@ impl Evaluator<'_> {
             let scale = self.spec.scale;
             let q = self.source.block(Stage::Q, rows.clone(), h * g.key()..(h + 1) * g.key());
             match cache {
-                None => f(tokens, Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &visible, scale }),
+                None => {
+                    f(tokens, Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &visible, scale })
+                }
                 Some(c) => {
                     let mut lifted = Array2::zeros((rows.len(), g.cache()));
                     let latent = self.source.block(Stage::QLatent, rows, h * g.latent..(h + 1) * g.latent);
@@ -443,7 +447,12 @@ impl Evaluator<'_> {
                         (x, size, cols.clone())
                     }
                 };
-                visit(Chunk { rows: row..row + 1, cols, x, terms: Terms::Merge { spread, size, splits, lse } });
+                visit(Chunk {
+                    rows: row..row + 1,
+                    cols,
+                    x,
+                    terms: Terms::Merge { spread, size, splits, lse },
+                });
             }
         });
     }

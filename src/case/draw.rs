@@ -54,7 +54,9 @@ pub struct Draw<'a> {
 
 /// `--hidden` does not fit.
 #[derive(Debug, thiserror::Error)]
-#[error("the hidden states have shape {found:?}, the batch needs [{tokens}, {hidden}]\n  where: --hidden\n  do: give one row a new token of the batch, or change --batch")]
+#[error(
+    "the hidden states have shape {found:?}, the batch needs [{tokens}, {hidden}]\n  where: --hidden\n  do: give one row a new token of the batch, or change --batch"
+)]
 pub struct HiddenError {
     found: (usize, usize),
     tokens: usize,
@@ -314,7 +316,9 @@ impl Own {
         let sd = (squares / n.max(1) as f64 - mean * mean).max(0.0).sqrt();
         vec![
             format!("logits of the last token over drawn context rows: standard deviation {sd:.3}"),
-            format!("peaked: {reached} of {tried} (request, head) pairs attend to one key with p > 0.5, {peaked} rows turned"),
+            format!(
+                "peaked: {reached} of {tried} (request, head) pairs attend to one key with p > 0.5, {peaked} rows turned"
+            ),
         ]
     }
 
@@ -345,7 +349,8 @@ impl Own {
         let share = (wanted / most).clamp(0.0, 1.0);
         let keep = (1.0 - share * share).sqrt();
         // The old z without its part along the best direction, so that shares add up as planned.
-        let z: Vec<f64> = (0..latent).map(|l| if self.gamma[l] == 0.0 { 0.0 } else { row[l] / self.gamma[l] }).collect();
+        let z: Vec<f64> =
+            (0..latent).map(|l| if self.gamma[l] == 0.0 { 0.0 } else { row[l] / self.gamma[l] }).collect();
         let along = z.iter().zip(&best).map(|(a, b)| a * b).sum::<f64>() / norm;
         for l in 0..latent {
             let unit = best[l] / norm;

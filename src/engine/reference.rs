@@ -35,14 +35,23 @@ impl Source for Computed<'_> {
 
 impl Engine for ReferenceEngine {
     fn describe(&self) -> Description {
-        Description { name: "reference", device: format!("float64 on {} threads", rayon::current_num_threads()) }
+        Description {
+            name: "reference",
+            device: format!("float64 on {} threads", rayon::current_num_threads()),
+        }
     }
 
     fn contract(&self) -> Contract {
         Contract::exact()
     }
 
-    fn run(&self, layer: &Layer, case: &Case, forms: &[Form], sink: &mut dyn Sink) -> Result<(), EngineError> {
+    fn run(
+        &self,
+        layer: &Layer,
+        case: &Case,
+        forms: &[Form],
+        sink: &mut dyn Sink,
+    ) -> Result<(), EngineError> {
         let g = &layer.spec.geometry;
         for &w in Weight::ALL.iter().filter(|w| w.exists(g)) {
             match (layer.weights.norm(w), layer.weights.matrix(w)) {

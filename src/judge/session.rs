@@ -17,9 +17,7 @@ use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::product::{Dense, Rows};
 use mla_reference::rows::Rounded;
-use mla_reference::{
-    Chunk, Contract, Evaluator, Form, Phase, Scope, Source, Spec, Stage, Weight, Weights,
-};
+use mla_reference::{Chunk, Contract, Evaluator, Form, Phase, Scope, Source, Spec, Stage, Weight, Weights};
 use ndarray::Array2;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -142,10 +140,20 @@ impl<'a> Session<'a> {
     pub fn finish(mut self) -> (Vec<Unit>, Vec<String>) {
         let g = &self.layer.spec.geometry;
         for &w in Weight::ALL.iter().filter(|w| w.exists(g) && !self.seen_weights.contains(w)) {
-            self.units.push(Unit::without_data(unit::Which::Weight(w), None, Verdict::Fault, "missing: the engine never showed it"));
+            self.units.push(Unit::without_data(
+                unit::Which::Weight(w),
+                None,
+                Verdict::Fault,
+                "missing: the engine never showed it",
+            ));
         }
         for id in std::mem::take(&mut self.pending) {
-            self.units.push(Unit::without_data(unit::Which::Tensor(id), None, Verdict::Fault, "missing: the engine never delivered it"));
+            self.units.push(Unit::without_data(
+                unit::Which::Tensor(id),
+                None,
+                Verdict::Fault,
+                "missing: the engine never delivered it",
+            ));
         }
         unit::sort(&mut self.units);
         unit::mark_after_fault(&mut self.units, g, self.case.plan.splits > 1);
@@ -198,7 +206,8 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         if tensor.dtype != stored(&self.contract, id.stage) {
-            let note = format!("is stored as {}, declared {}", tensor.dtype, stored(&self.contract, id.stage));
+            let note =
+                format!("is stored as {}, declared {}", tensor.dtype, stored(&self.contract, id.stage));
             self.units.push(Unit::without_data(which, None, Verdict::Fault, &note));
             return Ok(());
         }
@@ -225,7 +234,10 @@ impl<'a> Session<'a> {
         let first = *phases.iter().min().unwrap_or(&Phase::Prefill);
         let phase_of: Vec<Phase> = names.iter().map(|n| n.request.map_or(first, |r| phases[r])).collect();
         let counted = Mutex::new(BTreeMap::<Phase, Tally>::new());
-        let reference = self.recorder.is_some().then(|| Mutex::new(Tensor { bytes: vec![0; tensor.bytes.len()], ..tensor.clone() }));
+        let reference = self
+            .recorder
+            .is_some()
+            .then(|| Mutex::new(Tensor { bytes: vec![0; tensor.bytes.len()], ..tensor.clone() }));
         let temperature = self.layer.spec.temperature.is_some();
         let visit = |c: Chunk| {
             let b = bound(&self.contract, &c.terms, &c.x, temperature);
@@ -262,13 +274,22 @@ impl<'a> Session<'a> {
         let total: u64 = counted.values().map(|t| t.elements).sum();
         if total != tensor.len() as u64 {
             // The reference has nothing to say about some elements: never in silence.
-            let note = format!("{} of {} elements were not compared", tensor.len() as u64 - total, tensor.len());
+            let note =
+                format!("{} of {} elements were not compared", tensor.len() as u64 - total, tensor.len());
             self.units.push(Unit::without_data(which, None, Verdict::NotCompared, &note));
         }
         for (phase, tally) in counted {
             let name = |row: usize| names.get(row).copied();
             let shape = tensor.shape.clone();
-            self.units.push(Unit::counted(which, Some(phase), tensor.axes.clone(), shape, tensor.dtype, tally, name));
+            self.units.push(Unit::counted(
+                which,
+                Some(phase),
+                tensor.axes.clone(),
+                shape,
+                tensor.dtype,
+                tally,
+                name,
+            ));
         }
         if let (Some(r), Some(recorder)) = (reference, self.recorder.as_deref_mut()) {
             recorder.record(id, tensor, &r.into_inner().unwrap_or_else(PoisonError::into_inner))?;
@@ -338,7 +359,9 @@ impl Sink for Session<'_> {
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         (self.progress)(&id.to_string());
         let Some(at) = self.pending.iter().position(|p| *p == id) else {
-            return Err(SinkError(format!("the engine delivered {id}, which the table does not ask for, or twice")));
+            return Err(SinkError(format!(
+                "the engine delivered {id}, which the table does not ask for, or twice"
+            )));
         };
         self.pending.remove(at);
         self.judge(id, tensor)?;

@@ -48,12 +48,8 @@ pub fn compare(weight: Weight, g: &Geometry, file: &dyn Rows, engine: &dyn Rows,
         .into_par_iter()
         .map(|i| piece(i * ROWS..((i + 1) * ROWS).min(rows), cols, file, engine, dtype))
         .collect();
-    let mut out = Compared {
-        tally: Tally::default(),
-        patches: BTreeMap::new(),
-        another: false,
-        odd: Vec::new(),
-    };
+    let mut out =
+        Compared { tally: Tally::default(), patches: BTreeMap::new(), another: false, odd: Vec::new() };
     let (mut not_finite, mut zero_rows, mut squares) = (0, 0, Vec::new());
     for p in pieces {
         out.tally.merge(p.tally);
@@ -114,10 +110,8 @@ fn odd_heads(weight: Weight, g: &Geometry, squares: &[f64], cols: usize) -> Vec<
         return Vec::new();
     }
     let per = squares.len() / g.heads;
-    let rms: Vec<f64> = squares
-        .chunks(per.max(1))
-        .map(|s| (s.iter().sum::<f64>() / (per * cols) as f64).sqrt())
-        .collect();
+    let rms: Vec<f64> =
+        squares.chunks(per.max(1)).map(|s| (s.iter().sum::<f64>() / (per * cols) as f64).sqrt()).collect();
     let mut sorted = rms.clone();
     sorted.sort_by(f64::total_cmp);
     let median = sorted[sorted.len() / 2];

@@ -133,9 +133,7 @@ fn plain_frequencies(theta: f64, width: usize) -> Vec<f64> {
 /// `dim(r) = P·ln(orig / 2πr) / (2 ln θ)`, from ⌊dim(fast)⌋ to ⌈dim(slow)⌉.
 fn yarn_frequencies(plain: &[f64], theta: f64, width: usize, y: &Yarn, betas: (f64, f64)) -> Vec<f64> {
     let width = width as f64;
-    let dim = |r: f64| {
-        width * libm::log(y.original / (r * std::f64::consts::TAU)) / (2.0 * libm::log(theta))
-    };
+    let dim = |r: f64| width * libm::log(y.original / (r * std::f64::consts::TAU)) / (2.0 * libm::log(theta));
     let low = dim(betas.0).floor().max(0.0);
     let mut high = dim(betas.1).ceil().min(width - 1.0);
     if low == high {
@@ -160,14 +158,16 @@ mod tests {
         Geometry { hidden: 7168, heads: 128, q_rank: 1536, latent: 512, rope: 64, nope: 128, value: 128 };
 
     fn numbers(factor: f64, multiplier: Option<f64>) -> Numbers {
-        let yarn = Yarn { factor, original: 4096.0, beta_fast: 32.0, beta_slow: 1.0, log_multiplier: multiplier };
+        let yarn =
+            Yarn { factor, original: 4096.0, beta_fast: 32.0, beta_slow: 1.0, log_multiplier: multiplier };
         Numbers { eps: f64::from(1e-6f32), theta: 1e4, yarn: Some(yarn), temperature: None }
     }
 
     /// Published values: 192^-1/2 · (0.1·m·ln factor + 1)².
     #[test]
     fn scale_of_known_models() {
-        let scale = |f, m: f32| numbers(f, Some(f64::from(m))).spec(&DEEPSEEK2, V3, Convention::Hf, None).scale;
+        let scale =
+            |f, m: f32| numbers(f, Some(f64::from(m))).spec(&DEEPSEEK2, V3, Convention::Hf, None).scale;
         assert_relative_eq!(scale(40.0, 0.1), 0.135_233_78, max_relative = 1e-7);
         assert_relative_eq!(scale(40.0, 0.0707), 0.114_721_39, max_relative = 1e-7);
         assert_relative_eq!(scale(32.0, 0.1), 0.130_860_8, max_relative = 1e-6);

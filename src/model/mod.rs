@@ -14,7 +14,7 @@ mod read;
 mod weights;
 
 pub use convention::{Convention, Numbers, Yarn};
-pub use weights::{LEGACY, Layout, LayerWeights, Stored};
+pub use weights::{LEGACY, LayerWeights, Layout, Stored};
 
 use crate::gguf::{Gguf, GgufError};
 use arch::Architecture;
@@ -38,11 +38,15 @@ pub enum ModelError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// Another architecture.
-    #[error("architecture '{found}' is not supported\n  where: {file}, general.architecture\n  do: use a file of {supported}")]
+    #[error(
+        "architecture '{found}' is not supported\n  where: {file}, general.architecture\n  do: use a file of {supported}"
+    )]
     #[allow(missing_docs)]
     Architecture { found: String, file: String, supported: String },
     /// A key is missing.
-    #[error("the key {key} is missing ({meaning})\n  where: {file}, metadata\n  do: convert the model again with a current converter")]
+    #[error(
+        "the key {key} is missing ({meaning})\n  where: {file}, metadata\n  do: convert the model again with a current converter"
+    )]
     #[allow(missing_docs)]
     MissingKey { key: String, meaning: &'static str, file: String },
     /// A key makes no sense.
@@ -50,19 +54,27 @@ pub enum ModelError {
     #[allow(missing_docs)]
     BadKey { key: String, found: String, why: String, file: String, advice: String },
     /// A weight is missing.
-    #[error("tensor {name} is missing; it should hold {wanted}\n  where: {file}\n  do: check that the download is complete and the file is of the model that its metadata says")]
+    #[error(
+        "tensor {name} is missing; it should hold {wanted}\n  where: {file}\n  do: check that the download is complete and the file is of the model that its metadata says"
+    )]
     #[allow(missing_docs)]
     MissingTensor { name: String, file: String, wanted: String },
     /// A weight has another shape than the metadata says.
-    #[error("tensor {tensor} has dims {found:?} (fastest first), its metadata asks for {wanted:?}: {role}\n  where: {file}\n  do: run `mla-check inspect` on the file; one of the two is wrong")]
+    #[error(
+        "tensor {tensor} has dims {found:?} (fastest first), its metadata asks for {wanted:?}: {role}\n  where: {file}\n  do: run `mla-check inspect` on the file; one of the two is wrong"
+    )]
     #[allow(missing_docs)]
     WrongShape { tensor: String, file: String, found: Vec<u64>, wanted: Vec<u64>, role: String },
     /// A weight's type can't be decoded.
-    #[error("tensor {tensor} has type {ty}, which can't be decoded yet\n  where: {file}\n  do: use a file whose attention weights are among {supported}")]
+    #[error(
+        "tensor {tensor} has type {ty}, which can't be decoded yet\n  where: {file}\n  do: use a file whose attention weights are among {supported}"
+    )]
     #[allow(missing_docs)]
     UnsupportedType { tensor: String, ty: String, file: String, supported: String },
     /// A layer that has no MLA.
-    #[error("layer {layer} has no MLA attention\n  where: {file}, --layer\n  do: choose among the layers that have it: {with}")]
+    #[error(
+        "layer {layer} has no MLA attention\n  where: {file}, --layer\n  do: choose among the layers that have it: {with}"
+    )]
     #[allow(missing_docs)]
     NoSuchLayer { layer: usize, file: String, with: String },
 }
@@ -122,7 +134,9 @@ impl Model {
 
     /// Layers with MLA attention.
     pub fn mla_layers(&self) -> Vec<usize> {
-        (0..self.blocks).filter(|n| self.gguf.tensor(&format!("blk.{n}.attn_kv_a_mqa.weight")).is_some()).collect()
+        (0..self.blocks)
+            .filter(|n| self.gguf.tensor(&format!("blk.{n}.attn_kv_a_mqa.weight")).is_some())
+            .collect()
     }
 
     /// The weights of a layer, every shape checked.
@@ -145,7 +159,11 @@ pub fn list(layers: &[usize]) -> String {
             j += 1;
         }
         let comma = if out.is_empty() { "" } else { ", " };
-        out += &if j > i { format!("{comma}{}..{}", layers[i], layers[j]) } else { format!("{comma}{}", layers[i]) };
+        out += &if j > i {
+            format!("{comma}{}..{}", layers[i], layers[j])
+        } else {
+            format!("{comma}{}", layers[i])
+        };
         i = j + 1;
     }
     if out.is_empty() { "none".into() } else { out }

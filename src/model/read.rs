@@ -39,7 +39,9 @@ impl Keys<'_> {
         let key = self.key(name);
         let v = self.gguf.metadata().f64(&key)?;
         match v {
-            Some(x) if !x.is_finite() || x < 0.0 => Err(self.bad(&key, x, "not a number that makes sense".into())),
+            Some(x) if !x.is_finite() || x < 0.0 => {
+                Err(self.bad(&key, x, "not a number that makes sense".into()))
+            }
             other => Ok(other),
         }
     }
@@ -89,7 +91,11 @@ fn geometry(keys: &Keys) -> Result<Geometry, ModelError> {
         None | Some([]) => return Err(keys.missing("attention.head_count", "number of heads")),
         Some([first, rest @ ..]) => {
             if rest.iter().any(|h| h != first) {
-                return Err(keys.bad(&heads_key, "different from layer to layer", "which is not supported yet".into()));
+                return Err(keys.bad(
+                    &heads_key,
+                    "different from layer to layer",
+                    "which is not supported yet".into(),
+                ));
             }
             match usize::try_from(*first) {
                 Ok(h) if h > 0 && h <= 1 << 16 => h,
@@ -120,7 +126,11 @@ fn geometry(keys: &Keys) -> Result<Geometry, ModelError> {
         return Err(keys.bad(&rope_key, rope, "but columns rotate in pairs".into()));
     }
     if rope >= key {
-        return Err(keys.bad(&rope_key, rope, format!("but {} is {key}: no column is left unrotated", keys.key(key_name))));
+        return Err(keys.bad(
+            &rope_key,
+            rope,
+            format!("but {} is {key}: no column is left unrotated", keys.key(key_name)),
+        ));
     }
     if value == 0 {
         return Err(keys.bad(&keys.key("attention.value_length_mla"), 0, "so values have no columns".into()));
@@ -161,7 +171,11 @@ fn yarn(keys: &Keys) -> Result<Option<Yarn>, ModelError> {
         return Err(keys.missing("rope.scaling.factor", "YaRN's factor"));
     };
     if let Some(f) = keys.float("rope.scaling.attn_factor")?.filter(|f| *f != 1.0) {
-        return Err(keys.bad(&keys.key("rope.scaling.attn_factor"), f, "and a factor of its own is not supported".into()));
+        return Err(keys.bad(
+            &keys.key("rope.scaling.attn_factor"),
+            f,
+            "and a factor of its own is not supported".into(),
+        ));
     }
     let original = match keys.int("rope.scaling.original_context_length")? {
         Some(v) => v,
@@ -177,7 +191,9 @@ fn yarn(keys: &Keys) -> Result<Option<Yarn>, ModelError> {
 }
 
 fn temperature(keys: &Keys) -> Result<Option<Temperature>, ModelError> {
-    let Some(scale) = keys.float("attention.temperature_scale")?.filter(|s| *s != 0.0) else { return Ok(None) };
+    let Some(scale) = keys.float("attention.temperature_scale")?.filter(|s| *s != 0.0) else {
+        return Ok(None);
+    };
     let length = keys.int("attention.temperature_length")?.unwrap_or(0);
     if length == 0 {
         return Err(keys.missing("attention.temperature_length", "period of the temperature"));

@@ -73,11 +73,8 @@ impl<'a> LayerWeights<'a> {
                 file: file(gguf),
                 wanted: format!("{} {:?}", weight, weight.shape(g)),
             })?;
-            let (rows, cols) = if from_kv_b {
-                (g.heads * (g.nope + g.value), g.latent)
-            } else {
-                weight.matrix(g)
-            };
+            let (rows, cols) =
+                if from_kv_b { (g.heads * (g.nope + g.value), g.latent) } else { weight.matrix(g) };
             check_shape(gguf, info, weight, g, rows, cols, from_kv_b)?;
             let blocks = blocks(gguf, info, cols)?;
             all.stored.push(Stored { weight, tensor: name, ty: info.ty.to_string() });
@@ -149,7 +146,10 @@ fn check_shape(
         file: file(gguf),
         found: info.dims.clone(),
         wanted,
-        role: format!("{weight} [{}]", weight.row().axes.iter().map(|a| a.name()).collect::<Vec<_>>().join(", ")),
+        role: format!(
+            "{weight} [{}]",
+            weight.row().axes.iter().map(|a| a.name()).collect::<Vec<_>>().join(", ")
+        ),
     })
 }
 

@@ -93,11 +93,13 @@ fn put<T: npyz::AutoSerialize>(
 pub fn read_matrix(path: &Path) -> Result<Array2<f64>, NpyError> {
     let name = path.display().to_string();
     let io = |source| NpyError::Io { what: "reading an array", verb: "read", path: name.clone(), source };
-    let bad = |found: String| NpyError::Content {
+    let bad = |found: String| {
+        NpyError::Content {
         found,
         path: name.clone(),
         wanted: "save it with numpy.save as a two-dimensional C-ordered float32, float64 or float16 array [token, hidden]"
             .into(),
+    }
     };
     let file = BufReader::new(std::fs::File::open(path).map_err(io)?);
     let npy = npyz::NpyFile::new(file).map_err(|e| bad(format!("not a NumPy array: {e}")))?;

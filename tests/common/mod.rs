@@ -2,8 +2,8 @@
 #![allow(dead_code)]
 
 use mla_check::case::Case;
-use mla_check::engine::{Engine, Sink, SinkError};
 use mla_check::engine::reference::ReferenceEngine;
+use mla_check::engine::{Engine, Sink, SinkError};
 use mla_check::model::Layer;
 use mla_check::trace::{Tensor, TensorId};
 use mla_reference::product::Rows;
@@ -33,7 +33,9 @@ pub fn arrays(path: &Path) -> HashMap<String, ArrayD<f64>> {
         .map(|(name, t)| {
             let values: Vec<f64> = match t.dtype() {
                 Dtype::F64 => t.data().as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect(),
-                Dtype::F32 => t.data().as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect(),
+                Dtype::F32 => {
+                    t.data().as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect()
+                }
                 Dtype::I64 => t.data().as_chunks().0.iter().map(|b| i64::from_le_bytes(*b) as f64).collect(),
                 other => panic!("{name} is {other:?}"),
             };
