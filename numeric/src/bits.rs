@@ -90,6 +90,7 @@ impl DType {
     }
 
     /// The stored values, exactly. Stops at the end of the shorter of `bytes` and `out`.
+    #[inline(always)]
     pub fn decode(self, bytes: &[u8], out: &mut [f64]) {
         macro_rules! each {
             ($($d:ident $n:literal $word:ty;)*) => {

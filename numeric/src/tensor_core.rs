@@ -102,6 +102,17 @@ fn magnitude(v: f32) -> u32 {
     (v.to_bits() & 0x7fff_ffff).wrapping_sub(1)
 }
 
+/// `v` cut toward zero, |v| < 2^30; anything else gives some number. (`as` would be right for every value, but
+/// does not vectorise.)
+#[inline(always)]
+fn whole(v: f32) -> i32 {
+    const MOST: f32 = (1 << 30) as f32;
+    let v = if v < MOST { v } else { MOST };
+    let v = if v > -MOST { v } else { -MOST };
+    // SAFETY: between -2^30 and 2^30; a NaN became 2^30 above.
+    unsafe { v.to_int_unchecked() }
+}
+
 /// Whether a magnitude is that of infinity or NaN.
 #[inline(always)]
 fn special(magnitude: u32) -> bool {
@@ -216,9 +227,11 @@ impl Unit {
     #[allow(clippy::needless_range_loop)]
     fn block_of_lanes<const L: usize>(&self, acc: &mut [f32; L], w: &[f32], x: &[[f32; L]]) -> [bool; L] {
         let normal = (((self.min_exponent + 127) as u32) << 23) - 1;
-        let all = w.iter().any(|&w| magnitude(w) < normal || special(magnitude(w)) || w.to_bits() & CUT != 0);
-
-        let nothing = w.iter().all(|w| *w == 0.0);
+        let (mut all, mut nothing) = (false, true);
+        for &w in w {
+            all |= (magnitude(w) < normal) | special(magnitude(w)) | (w.to_bits() & CUT != 0);
+            nothing &= w == 0.0;
+        }
 
         let (mut most, mut low, mut high, mut wide) = ([0f32; L], [u32::MAX; L], [-1i32; L], [0u32; L]);
         for l in 0..L {
@@ -242,8 +255,10 @@ impl Unit {
         }
         let mut sum = [0i32; L];
         for (w, x) in w.iter().zip(x) {
+            // Opaque, so that LLVM puts the lanes side by side and not (slower by half) the steps of k.
+            let w = std::hint::black_box(*w);
             for l in 0..L {
-                sum[l] = sum[l].wrapping_add((w * x[l] * scale[l]) as i32);
+                sum[l] = sum[l].wrapping_add(whole(w * x[l] * scale[l]));
             }
         }
 
@@ -263,7 +278,7 @@ impl Unit {
                 | special(magnitude(c))
                 | all;
             // 32 bits and 27 bits: exact in float64, whose low 29 bits are then cut to float32's 24.
-            let s = f64::from(sum[l]) + f64::from((c * scale[l]) as i32);
+            let s = f64::from(sum[l]) + f64::from(whole(c * scale[l]));
             let s = f64::from_bits(s.to_bits() & !0x1fff_ffff);
             let r = (s * (f64::from(most[l]) * unit)) as f32;
             acc[l] = if slow[l] { c } else { r };

@@ -9,7 +9,7 @@ A row that sees no key of the range has x = 0 and lse = −∞.
 */
 
 use crate::contract::{Contract, RowSum};
-use crate::product::{Dense, product, weighted_sum};
+use crate::product::{Rows, Strided, product, weighted_sum};
 use ndarray::{Array2, ArrayView2};
 use std::ops::Range;
 
@@ -17,10 +17,10 @@ use std::ops::Range;
 pub struct Head<'a> {
     /// [rows, width]: queries.
     pub q: ArrayView2<'a, f64>,
-    /// [keys, width], rows contiguous.
-    pub k: ArrayView2<'a, f64>,
+    /// [keys, width].
+    pub k: Strided<'a>,
     /// [keys, value width]; may be the first columns of the same rows as `k`.
-    pub v: ArrayView2<'a, f64>,
+    pub v: Strided<'a>,
     /// How many keys, from the first on, each row of `q` sees.
     pub visible: &'a [usize],
     /// Factor on q·k.
@@ -86,29 +86,37 @@ pub fn attend(head: &Head, range: Range<usize>, contract: &Contract) -> Attended
         }
         lse[i] = last + libm::log(l[i]);
     }
-    let x = weigh(a.view(), head.v, range.clone());
+    let x = weigh(a.view(), &part(&head.v, range.clone()));
     Attended { range, x, lse, s, p, w, l }
 }
 
 /// q·k over the range, unscaled and unmasked.
 fn scores(head: &Head, range: Range<usize>) -> Array2<f64> {
     let q = head.q.as_standard_layout();
-    let k = head.k.slice(ndarray::s![range.clone(), ..]);
-    let k = k.as_standard_layout();
     let mut s = Array2::zeros((q.nrows(), range.len()));
-    if let (Some(q), Some(k), Some(out)) = (q.as_slice(), k.as_slice(), s.as_slice_mut()) {
-        product(q, head.q.nrows(), &Dense { data: k, cols: head.k.ncols() }, out);
+    if let (Some(q), Some(out)) = (q.as_slice(), s.as_slice_mut()) {
+        product(q, head.q.nrows(), &part(&head.k, range), out);
     }
     s
 }
 
-/// Σ_t a[i][t] · v[t] over the keys of `range`, [rows, value width].
-pub fn weigh(a: ArrayView2<f64>, v: ArrayView2<f64>, range: Range<usize>) -> Array2<f64> {
-    let mut x = Array2::zeros((a.nrows(), v.ncols()));
-    let v = v.slice_move(ndarray::s![range, ..]);
-    let v = if v.strides()[1] == 1 { ndarray::CowArray::from(v) } else { v.as_standard_layout().into_owned().into() };
+/// Some rows.
+pub fn part<'a>(m: &Strided<'a>, range: Range<usize>) -> Strided<'a> {
+    Strided { data: m.data.get(range.start * m.stride..).unwrap_or(&[]), rows: range.len(), ..*m }
+}
+
+/// A whole matrix, rows contiguous.
+pub fn strided(m: &Array2<f64>) -> Strided<'_> {
+    Strided { data: m.as_slice().unwrap_or(&[]), rows: m.nrows(), cols: m.ncols(), stride: m.ncols() }
+}
+
+/// Σ_t a[i][t] · v[t] over all rows of `v`, [rows of a, value width].
+pub fn weigh(a: ArrayView2<f64>, v: &Strided) -> Array2<f64> {
+    let mut x = Array2::zeros((a.nrows(), v.cols()));
     let a = a.as_standard_layout();
-    weighted_sum(a.view(), v.view(), x.view_mut());
+    if let (Some(a), Some(x)) = (a.as_slice(), x.as_slice_mut()) {
+        weighted_sum(a, v, x);
+    }
     x
 }
 
@@ -129,8 +137,8 @@ pub fn merge_weights(lse: &[f64]) -> (Vec<f64>, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mla_numeric::DType;
     use approx::assert_relative_eq;
+    use mla_numeric::DType;
     use ndarray::array;
 
     fn naive(q: [f64; 2], k: &Array2<f64>, v: &Array2<f64>, n: usize, scale: f64) -> (Vec<f64>, f64) {
@@ -141,13 +149,17 @@ mod tests {
 
     fn data() -> (Array2<f64>, Array2<f64>, Array2<f64>) {
         let f = |i: usize, j: usize, m: f64| ((i * 7 + j * 13) % 11) as f64 / m - 0.6;
-        (array![[1.0, -0.5], [0.25, 2.0]], Array2::from_shape_fn((9, 2), |(i, j)| f(i, j, 5.0)), Array2::from_shape_fn((9, 3), |(i, j)| f(j, i, 4.0)))
+        (
+            array![[1.0, -0.5], [0.25, 2.0]],
+            Array2::from_shape_fn((9, 2), |(i, j)| f(i, j, 5.0)),
+            Array2::from_shape_fn((9, 3), |(i, j)| f(j, i, 4.0)),
+        )
     }
 
     #[test]
     fn exact_contract_is_plain_softmax_with_a_causal_mask() {
         let (q, k, v) = data();
-        let head = Head { q: q.view(), k: k.view(), v: v.view(), visible: &[8, 9], scale: 0.7 };
+        let head = Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &[8, 9], scale: 0.7 };
         let mut tiled = Contract::exact();
         tiled.softmax.tile = 4;
         for c in [Contract::exact(), tiled] {
@@ -165,7 +177,7 @@ mod tests {
     #[test]
     fn parts_merge_to_the_whole() {
         let (q, k, v) = data();
-        let head = Head { q: q.view(), k: k.view(), v: v.view(), visible: &[8, 9], scale: 0.7 };
+        let head = Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &[8, 9], scale: 0.7 };
         let c = Contract::exact();
         let whole = attend(&head, 0..9, &c);
         let parts: Vec<_> = [0..4, 4..8, 8..9].map(|r| attend(&head, r, &c)).into();
@@ -186,7 +198,7 @@ mod tests {
         // One column of keys, so scores are q·k = 0, ln 1.003, ln 3: tile of 1, then of 2, then of 3.
         let k = array![[0.0], [1.003f64.ln()], [3f64.ln()]];
         let (q, v) = (array![[1.0]], array![[1.0], [10.0], [100.0]]);
-        let head = Head { q: q.view(), k: k.view(), v: v.view(), visible: &[3], scale: 1.0 };
+        let head = Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &[3], scale: 1.0 };
         let mut c = Contract::exact();
         c.softmax.p = Some(DType::Bf16);
         let r = |x| DType::Bf16.round(x);

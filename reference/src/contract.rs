@@ -138,12 +138,7 @@ impl Contract {
             accumulate: Accumulate::Exact,
             norm_cast: None,
             rope_table: DType::F64,
-            softmax: Softmax {
-                tile: 0,
-                order: TileOrder::Forward,
-                p: None,
-                row_sum: RowSum::Unrounded,
-            },
+            softmax: Softmax { tile: 0, order: TileOrder::Forward, p: None, row_sum: RowSum::Unrounded },
             splits: 1,
         }
     }
@@ -160,8 +155,7 @@ impl Contract {
     /// Tiles of a key range, in the order in which the engine visits them.
     pub fn tiles(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let tile = if self.softmax.tile == 0 { range.len().max(1) } else { self.softmax.tile };
-        let mut tiles: Vec<_> =
-            range.clone().step_by(tile).map(|a| a..(a + tile).min(range.end)).collect();
+        let mut tiles: Vec<_> = range.clone().step_by(tile).map(|a| a..(a + tile).min(range.end)).collect();
         if self.softmax.order == TileOrder::Reverse {
             tiles.reverse();
         }
@@ -191,7 +185,11 @@ impl std::fmt::Display for Contract {
             RowSum::Unrounded => write!(f, ", row sum of f32 P")?,
             RowSum::Rounded => write!(f, ", row sum of cast P")?,
         }
-        write!(f, ", {} in decode", if self.splits == 1 { "1 split".into() } else { format!("{} splits", self.splits) })?;
+        write!(
+            f,
+            ", {} in decode",
+            if self.splits == 1 { "1 split".into() } else { format!("{} splits", self.splits) }
+        )?;
         write!(f, ", partials and lse {}, rope table {}", self.partials, self.rope_table)
     }
 }
@@ -209,7 +207,10 @@ mod tests {
             for keys in [1, 63, 64, 65, 257, 1025] {
                 let r = c.split_ranges(keys);
                 assert_eq!(r.len(), splits);
-                assert_eq!(r.iter().flat_map(|r| r.clone()).collect::<Vec<_>>(), (0..keys).collect::<Vec<_>>());
+                assert_eq!(
+                    r.iter().flat_map(|r| r.clone()).collect::<Vec<_>>(),
+                    (0..keys).collect::<Vec<_>>()
+                );
                 assert!(r.iter().all(|r| r.is_empty() || r.start % 64 == 0));
             }
         }

@@ -9,12 +9,13 @@ themselves are the judge's business.
 Chunks keep memory flat: a stage's output never stands whole in float64 unless somebody collects it.
 */
 
-use crate::attention::{Attended, Head, attend, merge_weights};
+use crate::attention::{Attended, Head, attend, merge_weights, strided};
 use crate::contract::Contract;
 use crate::elementwise::{block_norms, normalise, rope_table, rotate};
 use crate::geometry::Spec;
 use crate::plan::{Given, Plan, Sequence};
-use crate::product::{Dense, Rows, product, product_with_norms};
+use crate::product::{Dense, Rows, Strided, product, product_with_norms};
+use crate::rows::{Part, dense};
 use crate::stage::{Form, Phase, Stage, Weight};
 use ndarray::{Array2, ArrayView2, s};
 use rayon::prelude::*;
@@ -42,7 +43,7 @@ pub trait Source: Sync {
 }
 
 /// What an honest engine's error depends on.
-pub enum Terms<'a> {
+pub enum Terms<'a, 'b> {
     /// A copy, or given: bits are equal.
     Copy,
     /// A product of `len` terms; `size` ≥ Σ|a·b| for each element (blockwise Cauchy–Schwarz).
@@ -73,7 +74,7 @@ pub enum Terms<'a> {
         /// With scores, probabilities and sums.
         attended: &'a Attended,
         /// Queries, keys and values.
-        head: &'a Head<'a>,
+        head: &'a Head<'b>,
         /// Whether x is the lse (else the weighted values).
         lse: bool,
     },
@@ -91,7 +92,7 @@ pub enum Terms<'a> {
 }
 
 /// A block of a stage's matrix: the value before the final rounding, and its terms.
-pub struct Chunk<'a> {
+pub struct Chunk<'a, 'b> {
     /// Rows of the stage's matrix.
     pub rows: Range<usize>,
     /// Columns of the stage's matrix.
@@ -99,7 +100,7 @@ pub struct Chunk<'a> {
     /// Value, [rows, cols]. NaN where the reference says nothing (a slot of the cache that nobody owns).
     pub x: Array2<f64>,
     /// What the error depends on.
-    pub terms: Terms<'a>,
+    pub terms: Terms<'a, 'b>,
 }
 
 /// Everything a stage is computed from.
@@ -160,8 +161,9 @@ impl Evaluator<'_> {
             Stage::AttnOut if absorbed => {
                 let values = |h| (Weight::WUv, h * g.value..(h + 1) * g.value, false);
                 let rows = 0..self.plan.rows(stage);
-                let latent =
-                    |h: usize| self.source.block(Stage::OLatent, rows.clone(), h * g.latent..(h + 1) * g.latent);
+                let latent = |h: usize| {
+                    self.source.block(Stage::OLatent, rows.clone(), h * g.latent..(h + 1) * g.latent)
+                };
                 self.heads(stage, g.value, &latent, &values, visit);
             }
             Stage::PartO | Stage::PartLse => self.attention(stage, absorbed, visit),
@@ -334,14 +336,15 @@ impl Evaluator<'_> {
             }
             let cache = absorbed.then(|| self.gather(seq, 0..self.spec.geometry.cache()));
             (0..self.spec.geometry.heads).into_par_iter().for_each(|h| {
-                self.attend_head(seq, h, cache.as_ref().map(Array2::view), &mut |tokens, head| {
+                self.attend_head(seq, h, cache.as_ref(), &mut |tokens, head| {
                     let ranges = if parts {
                         self.contract.split_ranges(seq.keys())
                     } else {
                         vec![0..head.visible.last().copied().unwrap_or(0)]
                     };
                     for (split, range) in ranges.into_iter().enumerate() {
-                        let first = if parts { split * decode_rows + index } else { rows.start + tokens.start };
+                        let first =
+                            if parts { split * decode_rows + index } else { rows.start + tokens.start };
                         self.visit_attended(stage, h, first..first + tokens.len(), &head, range, visit);
                     }
                 });
@@ -364,7 +367,7 @@ impl Evaluator<'_> {
             let column = Array2::from_shape_vec((rows.len(), 1), attended.lse.clone());
             (column.unwrap_or_default(), 1)
         } else {
-            (attended.x.clone(), head.v.ncols())
+            (attended.x.clone(), head.v.cols())
         };
         let terms = Terms::Attention { attended: &attended, head, lse };
         visit(Chunk { rows, cols: h * width..(h + 1) * width, x, terms });
@@ -375,7 +378,7 @@ impl Evaluator<'_> {
         &self,
         seq: &Sequence,
         h: usize,
-        cache: Option<ArrayView2<f64>>,
+        cache: Option<&Array2<f64>>,
         f: &mut dyn FnMut(Range<usize>, Head),
     ) {
         let g = &self.spec.geometry;
@@ -391,14 +394,16 @@ impl Evaluator<'_> {
             let scale = self.spec.scale;
             let q = self.source.block(Stage::Q, rows.clone(), h * g.key()..(h + 1) * g.key());
             match cache {
-                None => f(tokens, Head { q: q.view(), k: k.view(), v: v.view(), visible: &visible, scale }),
+                None => {
+                    f(tokens, Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &visible, scale })
+                }
                 Some(c) => {
                     let mut lifted = Array2::zeros((rows.len(), g.cache()));
                     let latent = self.source.block(Stage::QLatent, rows, h * g.latent..(h + 1) * g.latent);
                     lifted.slice_mut(s![.., ..g.latent]).assign(&latent);
                     lifted.slice_mut(s![.., g.latent..]).assign(&q.slice(s![.., g.nope..]));
-                    let v = c.slice(s![.., ..g.latent]);
-                    f(tokens, Head { q: lifted.view(), k: c, v, visible: &visible, scale });
+                    let (k, v) = (strided(c), Strided { cols: g.latent, ..strided(c) });
+                    f(tokens, Head { q: lifted.view(), k, v, visible: &visible, scale });
                 }
             }
         }
@@ -442,7 +447,12 @@ impl Evaluator<'_> {
                         (x, size, cols.clone())
                     }
                 };
-                visit(Chunk { rows: row..row + 1, cols, x, terms: Terms::Merge { spread, size, splits, lse } });
+                visit(Chunk {
+                    rows: row..row + 1,
+                    cols,
+                    x,
+                    terms: Terms::Merge { spread, size, splits, lse },
+                });
             }
         });
     }
@@ -451,38 +461,6 @@ impl Evaluator<'_> {
 /// `0..n` in pieces of at most `size`.
 pub fn row_chunks(n: usize, size: usize) -> Vec<Range<usize>> {
     (0..n).step_by(size.max(1)).map(|a| a..(a + size).min(n)).collect()
-}
-
-/// Some rows of a matrix.
-pub struct Part<'a> {
-    /// The whole.
-    pub inner: &'a dyn Rows,
-    /// Which rows.
-    pub rows: Range<usize>,
-}
-
-impl Rows for Part<'_> {
-    fn rows(&self) -> usize {
-        self.rows.len()
-    }
-    fn cols(&self) -> usize {
-        self.inner.cols()
-    }
-    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
-        self.inner.decode(self.rows.start + row, k0, out);
-    }
-}
-
-/// Rows of a matrix in float64, [rows, cols], or transposed.
-pub fn dense(w: &dyn Rows, rows: Range<usize>, transpose: bool) -> Array2<f64> {
-    let cols = w.cols();
-    let mut out = Array2::zeros((rows.len(), cols));
-    for (r, mut line) in rows.zip(out.rows_mut()) {
-        if let Some(line) = line.as_slice_mut() {
-            w.decode(r, 0, line);
-        }
-    }
-    if transpose { out.reversed_axes().as_standard_layout().into_owned() } else { out }
 }
 
 /// a · wᵀ, and an upper bound of Σ|a·w| for each element.

@@ -21,8 +21,10 @@ pub mod elementwise;
 pub mod evaluate;
 pub mod geometry;
 pub mod ggml;
+mod isa;
 pub mod plan;
 pub mod product;
+pub mod rows;
 pub mod stage;
 
 pub use contract::{Accumulate, Contract, RowSum, Softmax, TileOrder};

@@ -242,7 +242,14 @@ pub static STAGES: &[StageRow] = &[
         one(&[Stage::QRaw]),
         &[],
     ),
-    row(Stage::KvA, &[Token, LatentRope], "attn_in · w_kv_aᵀ", Shared, one(&[Stage::AttnIn]), &[Weight::WKvA]),
+    row(
+        Stage::KvA,
+        &[Token, LatentRope],
+        "attn_in · w_kv_aᵀ",
+        Shared,
+        one(&[Stage::AttnIn]),
+        &[Weight::WKvA],
+    ),
     row(
         Stage::KvCNormed,
         &[Token, Latent],
@@ -327,12 +334,7 @@ pub struct WeightRow {
     pub hf: &'static str,
 }
 
-const fn weight(
-    weight: Weight,
-    axes: &'static [Axis],
-    gguf: &'static str,
-    hf: &'static str,
-) -> WeightRow {
+const fn weight(weight: Weight, axes: &'static [Axis], gguf: &'static str, hf: &'static str) -> WeightRow {
     WeightRow { weight, axes, gguf, hf }
 }
 
@@ -343,9 +345,19 @@ pub static WEIGHTS: &[WeightRow] = &[
     weight(Weight::GQ, &[QRank], "attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight"),
     weight(Weight::WQB, &[Head, NopeRope, QRank], "attn_q_b.weight", "self_attn.q_b_proj.weight"),
     weight(Weight::WQ, &[Head, NopeRope, Hidden], "attn_q.weight", "self_attn.q_proj.weight"),
-    weight(Weight::WKvA, &[LatentRope, Hidden], "attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight"),
+    weight(
+        Weight::WKvA,
+        &[LatentRope, Hidden],
+        "attn_kv_a_mqa.weight",
+        "self_attn.kv_a_proj_with_mqa.weight",
+    ),
     weight(Weight::GKv, &[Latent], "attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight"),
-    weight(Weight::WUk, &[Head, Latent, Nope], "attn_k_b.weight", "self_attn.kv_b_proj.weight (key rows, transposed)"),
+    weight(
+        Weight::WUk,
+        &[Head, Latent, Nope],
+        "attn_k_b.weight",
+        "self_attn.kv_b_proj.weight (key rows, transposed)",
+    ),
     weight(Weight::WUv, &[Head, Value, Latent], "attn_v_b.weight", "self_attn.kv_b_proj.weight (value rows)"),
     weight(Weight::WO, &[Hidden, Head, Value], "attn_output.weight", "self_attn.o_proj.weight"),
 ];

@@ -15,10 +15,10 @@ added or left out without changing the others, and thread counts change nothing.
 use super::{Batch, Case};
 use mla_numeric::DType;
 use mla_reference::elementwise::{pair, rope_table};
-use mla_reference::evaluate::dense;
-use mla_reference::product::product;
+use mla_reference::product::{Dense, product};
+use mla_reference::rows::dense;
 use mla_reference::{
-    Contract, Evaluator, Geometry, Given, Phase, Plan, Regime, Sequence, Source, Spec, Stage, Weight, Weights,
+    Contract, Evaluator, Given, Plan, Regime, Sequence, Source, Spec, Stage, Weight, Weights,
 };
 use ndarray::{Array2, ArrayView1, s};
 use std::collections::HashMap;
@@ -54,7 +54,9 @@ pub struct Draw<'a> {
 
 /// `--hidden` does not fit.
 #[derive(Debug, thiserror::Error)]
-#[error("the hidden states have shape {found:?}, the batch needs [{tokens}, {hidden}]\n  where: --hidden\n  do: give one row a new token of the batch, or change --batch")]
+#[error(
+    "the hidden states have shape {found:?}, the batch needs [{tokens}, {hidden}]\n  where: --hidden\n  do: give one row a new token of the batch, or change --batch"
+)]
 pub struct HiddenError {
     found: (usize, usize),
     tokens: usize,
@@ -286,7 +288,7 @@ impl Own {
                 let mut lifted = vec![0.0; g.latent];
                 let (nope, pe) = (q.slice(s![..g.nope]).to_vec(), q.slice(s![g.nope..]));
                 if let Some(data) = w_uk.as_slice() {
-                    product(&nope, 1, &mla_reference::product::Dense { data, cols: g.nope }, &mut lifted);
+                    product(&nope, 1, &Dense { data, cols: g.nope }, &mut lifted);
                 }
                 let rows = &mut context[i];
                 let logits: Vec<f64> = rows
@@ -314,7 +316,9 @@ impl Own {
         let sd = (squares / n.max(1) as f64 - mean * mean).max(0.0).sqrt();
         vec![
             format!("logits of the last token over drawn context rows: standard deviation {sd:.3}"),
-            format!("peaked: {reached} of {tried} (request, head) pairs attend to one key with p > 0.5, {peaked} rows turned"),
+            format!(
+                "peaked: {reached} of {tried} (request, head) pairs attend to one key with p > 0.5, {peaked} rows turned"
+            ),
         ]
     }
 
@@ -345,7 +349,8 @@ impl Own {
         let share = (wanted / most).clamp(0.0, 1.0);
         let keep = (1.0 - share * share).sqrt();
         // The old z without its part along the best direction, so that shares add up as planned.
-        let z: Vec<f64> = (0..latent).map(|l| if self.gamma[l] == 0.0 { 0.0 } else { row[l] / self.gamma[l] }).collect();
+        let z: Vec<f64> =
+            (0..latent).map(|l| if self.gamma[l] == 0.0 { 0.0 } else { row[l] / self.gamma[l] }).collect();
         let along = z.iter().zip(&best).map(|(a, b)| a * b).sum::<f64>() / norm;
         for l in 0..latent {
             let unit = best[l] / norm;
@@ -361,14 +366,6 @@ pub fn automatic_splits(batch: &Batch) -> usize {
     let longest = batch.0.iter().filter(|r| r.new == 1).map(|r| r.total()).max().unwrap_or(0);
     (longest / 256).clamp(1, 8)
 }
-
-/// Whether any request of the batch is of this phase.
-pub fn has_phase(geometry_batch: &Batch, phase: Phase) -> bool {
-    geometry_batch.0.iter().any(|r| (r.new == 1) == (phase == Phase::Decode))
-}
-
-#[allow(unused)]
-fn _widths(_: &Geometry) {}
 
 #[cfg(test)]
 mod tests {

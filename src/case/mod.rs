@@ -8,8 +8,8 @@ stacked into one [`Plan`]; requests with a context appear once a regime.
 mod draw;
 mod request;
 
-pub use draw::{Draw, HiddenError};
-pub use request::{Batch, BatchError, Request};
+pub use draw::{Draw, HiddenError, automatic_splits};
+pub use request::{Batch, BatchError, DEFAULT_BATCH, Request};
 
 use mla_reference::{Given, Plan, Regime};
 

@@ -38,13 +38,19 @@ const MOST_TOKENS: usize = 1 << 20;
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
     /// Not `C+N`.
-    #[error("'{0}' is not a request\n  where: --batch\n  do: write CONTEXT+NEW, for example 0+64 for a prefill of 64 tokens or 1024+1 for one decode step")]
+    #[error(
+        "'{0}' is not a request\n  where: --batch\n  do: write CONTEXT+NEW, for example 0+64 for a prefill of 64 tokens or 1024+1 for one decode step"
+    )]
     Request(String),
     /// N = 0.
-    #[error("request '{0}' has no new token, so there is nothing to compute\n  where: --batch\n  do: give at least one new token, for example {0}1")]
+    #[error(
+        "request '{0}' has no new token, so there is nothing to compute\n  where: --batch\n  do: give at least one new token, for example {0}1"
+    )]
     Empty(String),
     /// Too many tokens.
-    #[error("the batch holds {0} tokens, more than {MOST_TOKENS}\n  where: --batch\n  do: split it into several runs")]
+    #[error(
+        "the batch holds {0} tokens, more than {MOST_TOKENS}\n  where: --batch\n  do: split it into several runs"
+    )]
     TooLong(usize),
 }
 

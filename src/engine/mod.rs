@@ -63,5 +63,6 @@ pub trait Engine {
     /// The roundings it declares, known before the run.
     fn contract(&self) -> Contract;
     /// Runs one plan in these forms; weights first, then stages in table order, shared ones once.
-    fn run(&self, layer: &Layer, case: &Case, forms: &[Form], sink: &mut dyn Sink) -> Result<(), EngineError>;
+    fn run(&self, layer: &Layer, case: &Case, forms: &[Form], sink: &mut dyn Sink)
+    -> Result<(), EngineError>;
 }

@@ -171,7 +171,7 @@ impl Problem {
             Io { .. } => "check the path and its permissions",
             NotAFile { .. } => "give the path of a .gguf file (of a split model: of any part)",
             Empty | Truncated { .. } | DataTruncated { .. } => {
-                "the download or copy is probably incomplete: compare the size with the original's, fetch it again"
+                "the file is cut short (an incomplete download or copy) or damaged: compare its size, fetch it again"
             }
             Magic { .. } => "give a .gguf file; other formats must be converted to GGUF first",
             Version { found: 1 } => {

@@ -14,11 +14,13 @@ mod map;
 mod metadata;
 mod split;
 mod table;
+mod value;
 pub mod write;
 
 pub use error::{GgufError, Notice, Place, Problem, Warning};
-pub use metadata::{Array, ArrayIter, Metadata, Value, ValueType};
+pub use metadata::Metadata;
 pub use table::{Part, TensorInfo, TensorType};
+pub use value::{Array, ArrayIter, Value, ValueType};
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -6,8 +6,9 @@ others are looked for beside it, and must agree about what they are parts of.
 */
 
 use super::error::{GgufError, Notice, Place, Problem, Warning};
-use super::metadata::{Metadata, ValueType};
+use super::metadata::Metadata;
 use super::table::Part;
+use super::value::ValueType;
 use std::path::{Path, PathBuf};
 
 /// Keys that parts of one model have in common, where a part has them.

@@ -8,7 +8,8 @@ alignment, and overlaps no other.
 use super::cursor::Cursor;
 use super::error::{GgufError, Notice, Place, Problem, Warning};
 use super::map::Map;
-use super::metadata::{Metadata, Value, name};
+use super::metadata::{Metadata, name};
+use super::value::Value;
 use mla_reference::ggml::{GgmlType, describe_unknown};
 use std::collections::HashSet;
 use std::fmt;
@@ -250,7 +251,7 @@ fn row(
 
     let at = cursor.offset();
     let offset = cursor.u64("the offset of a tensor")?;
-    if offset % alignment != 0 {
+    if !offset.is_multiple_of(alignment) {
         return Err(cursor.error(at, Problem::Misaligned { offset, alignment }));
     }
     warnings.extend(notices.into_iter().map(|notice| Warning { notice, place: cursor.place(start) }));
@@ -269,7 +270,7 @@ pub(super) fn size(dims: &[u64], ty: TensorType) -> Result<Option<u64>, Problem>
     let TensorType::Known(ty) = ty else { return Ok(None) };
     let row = dims.first().copied().unwrap_or(1);
     let block = ty.block_elements();
-    if row % block as u64 != 0 {
+    if !row.is_multiple_of(block as u64) {
         return Err(Problem::Row { row, ty: ty.name(), block });
     }
     let blocks = product(true).ok_or_else(overflow)? / block as u64;

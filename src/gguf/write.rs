@@ -7,8 +7,8 @@ nothing half-written ever replaces something whole.
 */
 
 use super::error::{GgufError, Place, Problem};
-use super::metadata::ValueType;
 use super::table::{TensorType, size};
+use super::value::ValueType;
 use mla_reference::ggml::GgmlType;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -220,7 +220,10 @@ impl Temporary {
         }
         let mut name = std::ffi::OsString::from(".");
         name.push(target.file_name().ok_or(io::ErrorKind::InvalidFilename)?);
-        name.push(format!(".{}.tmp", std::process::id()));
+        // Two programs, or what a killed one left behind, must not meet.
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let now = now.map_or(0, |d| d.as_nanos());
+        name.push(format!(".{}.{now}.tmp", std::process::id()));
         let path = target.with_file_name(name);
         let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
         Ok((Temporary { path: Some(path) }, file))

@@ -1,11 +1,25 @@
 /*!
 From a GGUF file to layers: architecture, geometry, rope, weights by role.
 
-One file an architecture and one row in [`ARCHITECTURES`](arch::ARCHITECTURES); everything else here is the
-same for all of them.
+One file an architecture and one row in [`arch::ARCHITECTURES`]; everything else here is the same for all
+of them. Whatever a file lacks or contradicts is an error that names the key or tensor.
 */
 
-use mla_reference::{Spec, Weights};
+pub mod arch;
+mod convention;
+mod deepseek2;
+mod glm_dsa;
+pub mod lint;
+mod read;
+mod weights;
+
+pub use convention::{Convention, Numbers, Yarn};
+pub use weights::{LEGACY, LayerWeights, Layout, Stored};
+
+use crate::gguf::{Gguf, GgufError};
+use arch::Architecture;
+use mla_reference::{Geometry, Spec, Weights};
+use std::path::Path;
 
 /// One attention layer: its numbers and its weights.
 pub struct Layer<'a> {
@@ -15,4 +29,142 @@ pub struct Layer<'a> {
     pub spec: Spec,
     /// Exact float64 values of the stored weights, decoded on demand.
     pub weights: &'a dyn Weights,
+}
+
+/// Why a file is not a model that can be judged. Each message says what, where, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The container.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// Another architecture.
+    #[error(
+        "architecture '{found}' is not supported\n  where: {file}, general.architecture\n  do: use a file of {supported}"
+    )]
+    #[allow(missing_docs)]
+    Architecture { found: String, file: String, supported: String },
+    /// A key is missing.
+    #[error(
+        "the key {key} is missing ({meaning})\n  where: {file}, metadata\n  do: convert the model again with a current converter"
+    )]
+    #[allow(missing_docs)]
+    MissingKey { key: String, meaning: &'static str, file: String },
+    /// A key makes no sense.
+    #[error("{key} is {found}, {why}\n  where: {file}, metadata\n  do: {advice}")]
+    #[allow(missing_docs)]
+    BadKey { key: String, found: String, why: String, file: String, advice: String },
+    /// A weight is missing.
+    #[error(
+        "tensor {name} is missing; it should hold {wanted}\n  where: {file}\n  do: check that the download is complete and the file is of the model that its metadata says"
+    )]
+    #[allow(missing_docs)]
+    MissingTensor { name: String, file: String, wanted: String },
+    /// A weight has another shape than the metadata says.
+    #[error(
+        "tensor {tensor} has dims {found:?} (fastest first), its metadata asks for {wanted:?}: {role}\n  where: {file}\n  do: run `mla-check inspect` on the file; one of the two is wrong"
+    )]
+    #[allow(missing_docs)]
+    WrongShape { tensor: String, file: String, found: Vec<u64>, wanted: Vec<u64>, role: String },
+    /// A weight's type can't be decoded.
+    #[error(
+        "tensor {tensor} has type {ty}, which can't be decoded yet\n  where: {file}\n  do: use a file whose attention weights are among {supported}"
+    )]
+    #[allow(missing_docs)]
+    UnsupportedType { tensor: String, ty: String, file: String, supported: String },
+    /// A layer that has no MLA.
+    #[error(
+        "layer {layer} has no MLA attention\n  where: {file}, --layer\n  do: choose among the layers that have it: {with}"
+    )]
+    #[allow(missing_docs)]
+    NoSuchLayer { layer: usize, file: String, with: String },
+}
+
+/// How to read a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    /// Convention; `Auto` is hf.
+    pub convention: Convention,
+    /// eps of the q_a and kv_a norms, instead of the convention's.
+    pub norm_eps: Option<f64>,
+}
+
+impl Default for Reading {
+    fn default() -> Self {
+        Reading { convention: Convention::Auto, norm_eps: None }
+    }
+}
+
+/// A model file whose metadata made sense.
+pub struct Model {
+    gguf: Gguf,
+    /// Row of the table of architectures.
+    pub arch: &'static Architecture,
+    /// Widths.
+    pub geometry: Geometry,
+    /// What the file says of eps and rope.
+    pub numbers: Numbers,
+    /// Layers of the file, MTP layers included.
+    pub blocks: usize,
+    /// Keys that a sparse indexer keeps, where there is one.
+    pub top_k: Option<usize>,
+    /// Length the model was made for.
+    pub context_length: Option<u64>,
+}
+
+impl Model {
+    /// Opens a file, or any part of a split one.
+    pub fn open(path: &Path) -> Result<Model, ModelError> {
+        read::model(Gguf::open(path)?)
+    }
+
+    /// The container.
+    pub fn gguf(&self) -> &Gguf {
+        &self.gguf
+    }
+
+    /// Path of the first part.
+    pub fn file(&self) -> String {
+        read::file(&self.gguf)
+    }
+
+    /// What a convention makes of the file.
+    pub fn spec(&self, reading: &Reading) -> Spec {
+        self.numbers.spec(self.arch, self.geometry, reading.convention, reading.norm_eps)
+    }
+
+    /// Layers with MLA attention.
+    pub fn mla_layers(&self) -> Vec<usize> {
+        (0..self.blocks)
+            .filter(|n| self.gguf.tensor(&format!("blk.{n}.attn_kv_a_mqa.weight")).is_some())
+            .collect()
+    }
+
+    /// The weights of a layer, every shape checked.
+    pub fn weights(&self, layer: usize) -> Result<LayerWeights<'_>, ModelError> {
+        let with = self.mla_layers();
+        if !with.contains(&layer) {
+            return Err(ModelError::NoSuchLayer { layer, file: self.file(), with: list(&with) });
+        }
+        LayerWeights::load(&self.gguf, layer, &self.geometry)
+    }
+}
+
+/// `0, 1, 2, 5` as `0..2, 5`.
+pub fn list(layers: &[usize]) -> String {
+    let mut out = String::new();
+    let mut i = 0;
+    while i < layers.len() {
+        let mut j = i;
+        while j + 1 < layers.len() && layers[j + 1] == layers[j] + 1 {
+            j += 1;
+        }
+        let comma = if out.is_empty() { "" } else { ", " };
+        out += &if j > i {
+            format!("{comma}{}..{}", layers[i], layers[j])
+        } else {
+            format!("{comma}{}", layers[i])
+        };
+        i = j + 1;
+    }
+    if out.is_empty() { "none".into() } else { out }
 }

@@ -59,57 +59,47 @@ pub fn write_atomically(
     result
 }
 
-/// Writes a tensor; returns the dtype name that NumPy will show.
-pub fn write(path: &Path, tensor: &Tensor) -> Result<&'static str, NpyError> {
-    let descr = match tensor.dtype {
-        DType::F64 => "<f8",
-        DType::F32 | DType::Tf32 => "<f4",
-        DType::F16 => "<f2",
-        DType::Bf16 => "<u2",
-        DType::E4m3 | DType::E2m1 => "|u1",
-    };
+/// Writes a tensor. bfloat16 goes out as its bits (`<u2`), everything else as NumPy knows it.
+pub fn write(path: &Path, tensor: &Tensor) -> Result<(), NpyError> {
     let shape: Vec<u64> = tensor.shape.iter().map(|n| *n as u64).collect();
-    let result = write_atomically(path, |out| {
-        // The bytes are already in the file's order: only the header is npyz's to write.
-        let ty = descr.parse::<npyz::TypeStr>().map_err(std::io::Error::other)?;
-        let header = npyz::WriteOptions::<u8>::new()
-            .dtype(npyz::DType::Plain(ty))
-            .shape(&shape)
-            .writer(Vec::new());
-        drop(header);
-        write_header(out, descr, &shape)?;
-        out.write_all(&tensor.bytes)
+    let n = tensor.dtype.bytes();
+    let bits = tensor.bytes.chunks_exact(n).map(|b| b.iter().rev().fold(0u64, |a, b| a << 8 | u64::from(*b)));
+    let result = write_atomically(path, |out| match tensor.dtype {
+        DType::F64 => put(out, &shape, bits.map(f64::from_bits)),
+        DType::F32 | DType::Tf32 => put(out, &shape, bits.map(|b| f32::from_bits(b as u32))),
+        DType::F16 => put(out, &shape, bits.map(|b| half::f16::from_bits(b as u16))),
+        DType::Bf16 => put(out, &shape, bits.map(|b| b as u16)),
+        DType::E4m3 | DType::E2m1 => put(out, &shape, bits.map(|b| b as u8)),
     });
     result.map_err(|source| NpyError::Io {
         what: "writing an array",
         verb: "written",
         path: path.display().to_string(),
         source,
-    })?;
-    Ok(descr)
+    })
 }
 
-fn write_header(out: &mut dyn Write, descr: &str, shape: &[u64]) -> std::io::Result<()> {
-    let dims: Vec<String> = shape.iter().map(|n| format!("{n},")).collect();
-    let mut header =
-        format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}), }}", dims.join(" "));
-    let total = (10 + header.len() + 1).next_multiple_of(64);
-    header.push_str(&" ".repeat(total - 11 - header.len()));
-    header.push('\n');
-    out.write_all(b"\x93NUMPY\x01\x00")?;
-    out.write_all(&(header.len() as u16).to_le_bytes())?;
-    out.write_all(header.as_bytes())
+fn put<T: npyz::AutoSerialize>(
+    out: &mut dyn Write,
+    shape: &[u64],
+    values: impl Iterator<Item = T>,
+) -> std::io::Result<()> {
+    let mut writer = npyz::WriteOptions::new().default_dtype().shape(shape).writer(out).begin_nd()?;
+    writer.extend(values)?;
+    writer.finish()
 }
 
 /// Reads a two-dimensional float array as float64.
 pub fn read_matrix(path: &Path) -> Result<Array2<f64>, NpyError> {
     let name = path.display().to_string();
     let io = |source| NpyError::Io { what: "reading an array", verb: "read", path: name.clone(), source };
-    let bad = |found: String| NpyError::Content {
+    let bad = |found: String| {
+        NpyError::Content {
         found,
         path: name.clone(),
         wanted: "save it with numpy.save as a two-dimensional C-ordered float32, float64 or float16 array [token, hidden]"
             .into(),
+    }
     };
     let file = BufReader::new(std::fs::File::open(path).map_err(io)?);
     let npy = npyz::NpyFile::new(file).map_err(|e| bad(format!("not a NumPy array: {e}")))?;

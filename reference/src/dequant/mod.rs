@@ -1,0 +1,131 @@
+/*!
+Decoding of ggml's tensor types to float64, exactly.
+
+The value of every type here has at most 51 significand bits, so float64 holds it exactly and nothing rounds;
+ggml's own float32 result is that value rounded once (the fixtures of ggml's results show it bit for bit). Only an
+infinite or NaN scale gives NaN, and zeros keep the sign that ggml gives them.
+
+A decoder is a plain function of whole blocks, written so that it vectorises; it is compiled a second time for
+AVX2, and the machine decides which one runs. A type is one function in a file of its family, and one row below.
+
+Layouts: ggml 0.25.3, block structures of `ggml-common.h`. In the files of this folder, little-endian throughout,
+`lo` and `hi` are the nibbles of a byte.
+*/
+
+mod iq4;
+mod k;
+mod plain;
+mod q32;
+
+use crate::ggml::GgmlType;
+use mla_numeric::DType;
+
+/// Decodes blocks of one type.
+pub struct Decoder {
+    ty: GgmlType,
+    portable: fn(&[u8], &mut [f64]),
+    #[cfg(target_arch = "x86_64")]
+    avx2: unsafe fn(&[u8], &mut [f64]),
+}
+
+macro_rules! decoders {
+    ($($ty:ident $path:path;)*) => {
+        #[cfg(target_arch = "x86_64")]
+        #[allow(non_snake_case)]
+        mod avx2 {
+            use super::*;
+            $(#[target_feature(enable = "avx2,fma,f16c")]
+            pub fn $ty(bytes: &[u8], out: &mut [f64]) {
+                $path(bytes, out)
+            })*
+        }
+
+        /// Every type that can be decoded.
+        pub static DECODERS: &[Decoder] = &[$(Decoder {
+            ty: GgmlType::$ty,
+            portable: $path,
+            #[cfg(target_arch = "x86_64")]
+            avx2: avx2::$ty,
+        }),*];
+    };
+}
+
+decoders! {
+    F32 plain::f32;
+    F16 plain::f16;
+    BF16 plain::bf16;
+    Q4_0 q32::q4_0;
+    Q4_1 q32::q4_1;
+    Q5_0 q32::q5_0;
+    Q5_1 q32::q5_1;
+    Q8_0 q32::q8_0;
+    Q2_K k::q2_k;
+    Q3_K k::q3_k;
+    Q4_K k::q4_k;
+    Q5_K k::q5_k;
+    Q6_K k::q6_k;
+    IQ4_NL iq4::iq4_nl;
+    IQ4_XS iq4::iq4_xs;
+}
+
+impl Decoder {
+    /// The type that this decodes.
+    pub fn ty(&self) -> GgmlType {
+        self.ty
+    }
+
+    /// Decodes whole blocks; stops at the last one that both `bytes` and `out` hold in full.
+    #[inline]
+    pub fn decode(&self, bytes: &[u8], out: &mut [f64]) {
+        #[cfg(target_arch = "x86_64")]
+        if crate::isa::has_avx2() {
+            // SAFETY: the processor has the features that the function was compiled for.
+            return unsafe { (self.avx2)(bytes, out) };
+        }
+        (self.portable)(bytes, out)
+    }
+}
+
+/// The decoder of a type, if there is one.
+pub fn decoder(ty: GgmlType) -> Option<&'static Decoder> {
+    DECODERS.iter().find(|d| d.ty == ty)
+}
+
+/// Whether a type can be decoded.
+pub fn is_supported(ty: GgmlType) -> bool {
+    decoder(ty).is_some()
+}
+
+/// Decodes `bytes` to `out`. None, with nothing written, where the type has no decoder or the lengths are not those
+/// of the same number of whole blocks.
+#[must_use]
+pub fn decode(ty: GgmlType, bytes: &[u8], out: &mut [f64]) -> Option<()> {
+    let decoder = decoder(ty)?;
+    let blocks = out.len() / ty.block_elements();
+    let fits = blocks * ty.block_elements() == out.len() && blocks * ty.block_bytes() == bytes.len();
+    fits.then(|| decoder.decode(bytes, out))
+}
+
+/// Calls `one` for every block of `B` bytes and `N` elements.
+#[inline(always)]
+fn blocks<const B: usize, const N: usize>(
+    bytes: &[u8],
+    out: &mut [f64],
+    one: impl Fn(&[u8; B], &mut [f64; N]),
+) {
+    for (b, o) in bytes.as_chunks::<B>().0.iter().zip(out.as_chunks_mut::<N>().0) {
+        one(b, o);
+    }
+}
+
+/// The f16 at byte `at`.
+#[inline(always)]
+fn half<const B: usize>(b: &[u8; B], at: usize) -> f64 {
+    DType::F16.from_bits(u16::from_le_bytes([b[at], b[at + 1]]).into())
+}
+
+/// `N` bytes from `at`.
+#[inline(always)]
+fn part<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
+    std::array::from_fn(|i| b[at + i])
+}

@@ -1,0 +1,167 @@
+/*!
+Float64 products `C[T, M] = X[T, K] · W[M, K]ᵀ` from weights as they are stored.
+
+W is decoded block by block inside the product ([`Rows`]) and never stands in memory.
+
+**The result is defined, not found.** For every element: columns in blocks of [`KC`] = 256; inside a block one
+accumulator, `p = fma(w[k], x[k], p)`, k ascending from +0.0; blocks ascending, `c = c + p` from +0.0. Lanes hold
+different elements, never parts of one sum, so that threads, number of tokens, tile shape and instruction set
+decide only *which* elements are computed side by side and cannot change a bit (NaN payloads aside). With
+n = 256 + ⌈K/256⌉ roundings, |δ| ≤ γ_n Σ|x||w|, γ_n = n u / (1 - n u), u = 2^-53.
+
+[`weighted_sum`] is the same sum for probabilities and values: `O[R, D] = P[R, T] · V[T, D]`.
+
+Form: lanes are tokens. X is packed once, tokens of a panel side by side; a decoder writes 256 columns of a row as
+they come, and a tile broadcasts from it, so that decoded weights need no transposition. One token: lanes are rows of
+W. A thread holds 192 rows × 256 columns of W (few tokens: 24 × 1,024), which stay in its L2 cache while the
+panels of X (16 KiB) pass through L1. Beside inputs and outputs a product needs 8·T·(K + M) bytes, and at most
+0.4 MiB a thread.
+
+Without fused multiply-add in hardware the same bits take some 50 times as long.
+*/
+
+mod dispatch;
+mod kernel;
+mod pack;
+mod rows;
+#[cfg(test)]
+mod tests;
+mod weighted;
+
+pub use kernel::KC;
+pub use rows::{Blocks, BlocksError, Dense, Rows, Strided};
+pub use weighted::weighted_sum;
+
+use dispatch::{Isa, UNIT};
+use kernel::{LD, Row};
+use pack::{Aligned, Packed};
+use rayon::prelude::*;
+
+/// Columns per sum of squares of [`product_with_norms`].
+pub const NORM_BLOCK: usize = 128;
+
+/// `c[t][m] = Σ_k x[t][k] w[m][k]`, row-major; parallel over rows of `w`.
+///
+/// # Panics
+/// If `x` is not `[tokens, w.cols()]` or `c` not `[tokens, w.rows()]`.
+pub fn product(x: &[f64], tokens: usize, w: &dyn Rows, c: &mut [f64]) {
+    run(Plan::default(), x, tokens, w, c, None);
+}
+
+/// [`product`], and Σ w² of every row of `w` in blocks of [`NORM_BLOCK`] columns, taken while they are decoded:
+/// `sumsq` is `[M, ⌈K/128⌉]`. Its order of summation is fixed too.
+///
+/// # Panics
+/// As [`product`], or if `sumsq` has another length.
+pub fn product_with_norms(x: &[f64], tokens: usize, w: &dyn Rows, c: &mut [f64], sumsq: &mut [f64]) {
+    run(Plan::default(), x, tokens, w, c, Some(sumsq));
+}
+
+/// How to compute; the result does not depend on it.
+#[derive(Clone, Copy)]
+struct Plan {
+    isa: Isa,
+    /// Rows of W decoded at a time and thread; None: chosen.
+    block: Option<usize>,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Plan { isa: Isa::best(), block: None }
+    }
+}
+
+fn run(plan: Plan, x: &[f64], tokens: usize, w: &dyn Rows, c: &mut [f64], sumsq: Option<&mut [f64]>) {
+    let (m, k, isa) = (w.rows(), w.cols(), plan.isa);
+    assert_eq!(x.len(), tokens * k, "X is [tokens, columns of W]");
+    assert_eq!(c.len(), tokens * m, "C is [tokens, rows of W]");
+    let norm_blocks = k.div_ceil(NORM_BLOCK);
+    if let Some(s) = &sumsq {
+        assert_eq!(s.len(), m * norm_blocks, "sums of squares are [rows of W, ceil(columns / 128)]");
+    }
+    if m == 0 || k == 0 || tokens == 0 && sumsq.is_none() {
+        return c.fill(0.0);
+    }
+    // Few tokens: long runs of a row, for the memory; many: many rows, so that X is read less often.
+    let (most, group) = if tokens <= 16 { (UNIT, 4) } else { (8 * UNIT, 1) };
+    let share = m.div_ceil(2 * rayon::current_num_threads());
+    let block = plan.block.unwrap_or(share).next_multiple_of(UNIT);
+    let block = if plan.block.is_none() { block.min(most) } else { block };
+
+    let x = Packed::new(isa, x, tokens, k);
+    // The sums, as the tiles leave them: [row block][panel][row][lane].
+    let mut sums = Aligned::zeros(m.div_ceil(block) * block * x.width);
+    let norms: Vec<Option<&mut [f64]>> = match sumsq {
+        Some(s) => s.chunks_mut(block * norm_blocks).map(Some).collect(),
+        None => (0..m.div_ceil(block)).map(|_| None).collect(),
+    };
+    let tasks: Vec<(&mut [f64], Option<&mut [f64]>)> = match x.width {
+        0 => norms.into_iter().map(|n| (&mut [][..], n)).collect(),
+        width => sums.get_mut().chunks_mut(block * width).zip(norms).collect(),
+    };
+    tasks.into_par_iter().enumerate().for_each_init(
+        || vec![Row([0.0; LD]); block * group],
+        |scratch, (i, (sums, norms))| {
+            let rows = i * block..((i + 1) * block).min(m);
+            row_block(isa, scratch, rows, group, &x, w, sums, norms);
+        },
+    );
+    unpack(&x, sums.get(), block, m, c);
+}
+
+/// The sums of some rows of W with all tokens.
+#[allow(clippy::too_many_arguments)]
+fn row_block(
+    isa: Isa,
+    scratch: &mut [Row],
+    rows: std::ops::Range<usize>,
+    group: usize,
+    x: &Packed,
+    w: &dyn Rows,
+    sums: &mut [f64],
+    mut norms: Option<&mut [f64]>,
+) {
+    let (k, padded) = (w.cols(), rows.len().next_multiple_of(UNIT));
+    let norm_blocks = k.div_ceil(NORM_BLOCK);
+    for k0 in (0..k).step_by(KC * group) {
+        let blocks = || (k0..k.min(k0 + KC * group)).step_by(KC).map(|k0| (k0, KC.min(k - k0)));
+        for (i, r) in rows.clone().enumerate() {
+            for (j, (k0, kc)) in blocks().enumerate() {
+                let row = &mut scratch[j * padded + i].0[..kc];
+                w.decode(r, k0, row);
+                if let Some(norms) = &mut norms {
+                    let norms = &mut norms[i * norm_blocks + k0 / NORM_BLOCK..];
+                    for (n, part) in norms.iter_mut().zip(row.chunks(NORM_BLOCK)) {
+                        *n = isa.sumsq(part);
+                    }
+                }
+            }
+        }
+        for (j, (k0, kc)) in blocks().enumerate() {
+            let (w, mut sums) = (&scratch[j * padded..][..padded], &mut *sums);
+            for (panel, lanes) in x.block(k0, kc) {
+                // Row blocks are equally long, the last one's tail is unused.
+                let (part, rest) = sums.split_at_mut(padded * lanes);
+                sums = rest;
+                isa.tiles(lanes, w, panel, part);
+            }
+        }
+    }
+}
+
+/// Brings the sums to `[T, M]`.
+fn unpack(x: &Packed, sums: &[f64], block: usize, m: usize, c: &mut [f64]) {
+    if m == 0 || x.width == 0 {
+        return;
+    }
+    c.par_chunks_mut(m).enumerate().for_each(|(t, c)| {
+        for (c, sums) in c.chunks_mut(block).zip(sums.chunks(block * x.width)) {
+            let padded = c.len().next_multiple_of(UNIT);
+            let (first, lanes, before) = x.panel_of(t);
+            let part = &sums[before * padded + t - first..];
+            for (c, v) in c.iter_mut().zip(part.iter().step_by(lanes)) {
+                *c = *v;
+            }
+        }
+    });
+}

@@ -1,0 +1,141 @@
+/*!
+Where a product's weights come from: [`Rows`], and the plain sources.
+
+A decorator (weights rounded to bf16, one element patched, rows gathered) implements [`Rows`] over another one and
+changes what `decode` has written.
+*/
+
+use crate::dequant::{self, Decoder};
+use crate::ggml::GgmlType;
+
+/// A matrix of weights, read a part of a row at a time.
+pub trait Rows: Sync {
+    /// Rows, the M of a product.
+    fn rows(&self) -> usize;
+    /// Columns, the K of a product.
+    fn cols(&self) -> usize;
+    /// Writes columns `k0 .. k0 + out.len()` of a row. `k0` is a multiple of 256; `out` ends at the end of the row or
+    /// at a multiple of 256 columns. Called once for each part by a product, in any order, from many threads.
+    fn decode(&self, row: usize, k0: usize, out: &mut [f64]);
+}
+
+/// A matrix of ggml blocks, whole ones in each row.
+pub struct Blocks<'a> {
+    decoder: &'static Decoder,
+    bytes: &'a [u8],
+    cols: usize,
+    row_bytes: usize,
+}
+
+/// Why bytes are no matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlocksError {
+    /// The type has no decoder.
+    Unsupported(GgmlType),
+    /// A row would not be whole blocks, or has no columns.
+    Columns(GgmlType, usize),
+    /// The number of bytes is no whole number of rows (bytes, bytes of a row).
+    Bytes(usize, usize),
+}
+
+impl std::fmt::Display for BlocksError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            BlocksError::Unsupported(ty) => write!(f, "type {ty} can't be decoded"),
+            BlocksError::Columns(ty, cols) => {
+                write!(
+                    f,
+                    "a row of {cols} elements is not whole blocks of {ty} ({} each)",
+                    ty.block_elements()
+                )
+            }
+            BlocksError::Bytes(bytes, row) => write!(f, "{bytes} bytes are not whole rows of {row} bytes"),
+        }
+    }
+}
+
+impl std::error::Error for BlocksError {}
+
+impl<'a> Blocks<'a> {
+    /// `bytes` as rows of `cols` elements of type `ty`.
+    pub fn new(ty: GgmlType, bytes: &'a [u8], cols: usize) -> Result<Self, BlocksError> {
+        let decoder = dequant::decoder(ty).ok_or(BlocksError::Unsupported(ty))?;
+        if cols == 0 || !cols.is_multiple_of(ty.block_elements()) {
+            return Err(BlocksError::Columns(ty, cols));
+        }
+        let row_bytes = (cols / ty.block_elements())
+            .checked_mul(ty.block_bytes())
+            .ok_or(BlocksError::Columns(ty, cols))?;
+        if !bytes.len().is_multiple_of(row_bytes) {
+            return Err(BlocksError::Bytes(bytes.len(), row_bytes));
+        }
+        Ok(Blocks { decoder, bytes, cols, row_bytes })
+    }
+}
+
+impl Rows for Blocks<'_> {
+    fn rows(&self) -> usize {
+        self.bytes.len() / self.row_bytes
+    }
+    fn cols(&self) -> usize {
+        self.cols
+    }
+    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
+        let ty = self.decoder.ty();
+        let (elements, bytes) = (ty.block_elements(), ty.block_bytes());
+        let from = row * self.row_bytes + k0 / elements * bytes;
+        self.decoder.decode(&self.bytes[from..from + out.len() / elements * bytes], out);
+    }
+}
+
+/// A row-major matrix of float64.
+pub struct Dense<'a> {
+    /// `[rows, cols]`.
+    pub data: &'a [f64],
+    /// Elements of a row.
+    pub cols: usize,
+}
+
+impl Rows for Dense<'_> {
+    fn rows(&self) -> usize {
+        self.data.len().checked_div(self.cols).unwrap_or(0)
+    }
+    fn cols(&self) -> usize {
+        self.cols
+    }
+    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
+        out.copy_from_slice(&self.data[row * self.cols + k0..][..out.len()]);
+    }
+}
+
+/// A float64 matrix whose rows lie `stride` apart: a head's columns of a wider tensor.
+#[derive(Clone, Copy)]
+pub struct Strided<'a> {
+    /// From the first element of the first row.
+    pub data: &'a [f64],
+    /// Rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub cols: usize,
+    /// Elements from a row's start to the next one's.
+    pub stride: usize,
+}
+
+impl<'a> Strided<'a> {
+    /// Columns `k0 .. k0 + n` of a row.
+    pub(super) fn part(&self, row: usize, k0: usize, n: usize) -> &'a [f64] {
+        &self.data[row * self.stride + k0..][..n]
+    }
+}
+
+impl Rows for Strided<'_> {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+    fn cols(&self) -> usize {
+        self.cols
+    }
+    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
+        out.copy_from_slice(self.part(row, k0, out.len()));
+    }
+}

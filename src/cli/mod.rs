@@ -1,0 +1,111 @@
+/*!
+The command line: parsing and printing only.
+
+One file a command. Reports go to stdout, progress and warnings to stderr. Every error is three lines: what,
+where, what to do. Exit codes are those of [`judge::TABLE`](crate::judge::TABLE).
+*/
+
+mod devices;
+mod inspect;
+mod out;
+mod packaging;
+mod run;
+mod synth;
+
+pub use out::{Failure, Output};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::process::ExitCode;
+
+/// An offline correctness harness for MLA attention: a model file in, a verdict out, tensor by tensor.
+#[derive(Parser)]
+#[command(name = "mla-check", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(
+    after_help = "Exit codes: 0 clean, 1 fault, 2 usage or unreadable input, 3 no verdict, 4 engine broke, 5 engine not available.\n\nStart with: mla-check run MODEL.gguf"
+)]
+pub struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Options of every command.
+#[derive(Args, Clone, Copy)]
+pub struct Global {
+    /// Form of the report
+    #[arg(long, global = true, value_enum, default_value_t = Format::Text, help_heading = "Output")]
+    pub format: Format,
+    /// Print the verdict line and errors only
+    #[arg(long, short, global = true, help_heading = "Output")]
+    pub quiet: bool,
+    /// Colours: `auto` means when stdout is a terminal and NO_COLOR is not set
+    #[arg(long, global = true, value_enum, default_value_t = Colour::Auto, help_heading = "Output")]
+    pub color: Colour,
+}
+
+/// Form of a report on stdout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+}
+
+/// When to colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum Colour {
+    Auto,
+    Always,
+    Never,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Load weights, run an engine, judge every tensor
+    Run(run::RunArgs),
+    /// Show what a model file holds, and what is wrong with it
+    Inspect(inspect::InspectArgs),
+    /// Write a model file with real dimensions and random weights
+    Synth(synth::SynthArgs),
+    /// Show which engines this machine can run, and what is missing
+    Devices(devices::DevicesArgs),
+    /// Print a completion script for a shell
+    Completions(packaging::CompletionsArgs),
+    /// Print the man page
+    Man,
+}
+
+/// Parses the command line, runs the command, prints errors, and chooses the exit code.
+pub fn main() -> ExitCode {
+    // A usage error under `--bisect` must not mark a commit bad: git stops at 128 and above.
+    let bisect = std::env::args_os().any(|a| a == "--bisect");
+    let usage = if bisect { 128 } else { 2 };
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            let _ = e.print();
+            return if e.use_stderr() { ExitCode::from(usage) } else { ExitCode::SUCCESS };
+        }
+    };
+    let mut output = Output::new(cli.global);
+    let result = match &cli.command {
+        Command::Run(args) => run::main(args, &mut output),
+        Command::Inspect(args) => inspect::main(args, &mut output),
+        Command::Synth(args) => synth::main(args, &mut output),
+        Command::Devices(args) => devices::main(args, &mut output),
+        Command::Completions(args) => packaging::completions(args, &mut output),
+        Command::Man => packaging::man(&mut output),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        // Whoever reads our output had enough (`| head`): not an error of ours.
+        Err(Failure::ClosedPipe) => ExitCode::SUCCESS,
+        Err(f) => {
+            output.error(&f.to_string());
+            ExitCode::from(f.exit(bisect))
+        }
+    }
+}

@@ -1,0 +1,151 @@
+/*!
+Bounds: how far an honest engine may be from the reference before its final rounding, element by element.
+
+All are *proven* for the declared contract: no statistics, no constant fitted to data. u = 2⁻²⁴.
+
+- **Product**: γ·Σ|a·b| with Σ|a·b| ≤ Σ over blocks of 128 of ‖a‖‖b‖ (Cauchy–Schwarz) and γ by the number
+  of accumulator roundings ([`Accumulate::gamma`](mla_reference::Accumulate::gamma)).
+- **RMSNorm**: ρ|y|, ρ = ½(D/128 + 8)u + 2^-22.4 + 4u: 128 lanes and a tree of 7 for the sum (halved by the
+  root), the mean and eps, an approximate reciprocal root, two products. A declared cast of the
+  normalised value moves by at most one step of its grid: the larger of |cast(z ± ρ|z|) − cast(z)|.
+- **RoPE**: 3u(|a·cos| + |b·sin|): two products and a sum; a temperature factor adds its own rounding and
+  that of the product.
+- **Attention**: with ε_t the bound of p_t's relative error
+  `ε_t = Δs_t + max Δs + 6u·max|s| + 2⁻²² + u` (Δs from the product bound; 6u·max|s|: products with
+  scale·log₂e and with the maximum, their difference; 2⁻²²: exp2),
+  `B_j = Σ_t (ε_t + n·unit) P_t |v_tj| + |x_j|(Σ_t ε_t P_t + 6u) + Σ_{t near a tie} ulp(p_t) w_t |v_tj| / l`.
+  Only a p within ε_t·p of the middle between two values of the cast's grid can be cast to the other one.
+  n counts the roundings of P·V, three a tile for rescaling, six for the end.
+- **lse**: `max ε + (tile + 2T/tile + 5)u + 2u|lse|`: sums inside a tile, across tiles, the logarithm.
+- **Merge**: each weight W_s errs by at most `e = 2(4u(spread + 1) + 2⁻²² + (splits + 6)u)` of itself, so
+  `B = (e + (splits + 2)u) Σ W|o|`; lse: `e + 3u|lse|`.
+*/
+
+use mla_numeric::{DType, U};
+use mla_reference::attention::{Attended, Head, part, strided, weigh};
+use mla_reference::product::Rows;
+use mla_reference::{Accumulate, Contract, RowSum, Terms};
+use ndarray::Array2;
+
+/// exp2 of a GPU's special function unit: largest relative error 2^-22.7 measured; declared 2^-22.
+const EXP2: f64 = 1.0 / 4_194_304.0;
+
+/// |value before the final rounding − x| ≤ this, for every element of a chunk.
+pub fn bound(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: bool) -> Array2<f64> {
+    match terms {
+        Terms::Copy => Array2::zeros(x.dim()),
+        Terms::Product { len, size } => {
+            let gamma = contract.accumulate.gamma(*len);
+            size.mapv(|s| gamma * s)
+        }
+        Terms::Norm { len, z, gamma } => {
+            let rho = 0.5 * (*len as f64 / 128.0 + 8.0) * U + f64::powf(2.0, -22.4) + 4.0 * U;
+            let mut b = x.mapv(|y| rho * y.abs());
+            if let Some(cast) = contract.norm_cast {
+                for ((i, j), b) in b.indexed_iter_mut() {
+                    let z = z[[i, j]];
+                    *b = step(cast, z, rho * z.abs()) * gamma[j].abs() + U * x[[i, j]].abs();
+                }
+            }
+            b
+        }
+        Terms::Rope { size, first } => {
+            let k = if temperature { 5.0 * U } else { 3.0 * U };
+            let mut b = size.mapv(|s| k * s);
+            b.slice_mut(ndarray::s![.., ..*first]).fill(0.0);
+            b
+        }
+        Terms::Attention { attended, head, lse } => attention(contract, attended, head, *lse),
+        Terms::Merge { spread, size, splits, lse } => {
+            let n = *splits as f64;
+            let mut b = Array2::zeros(x.dim());
+            for ((i, j), b) in b.indexed_iter_mut() {
+                let e = 2.0 * (4.0 * U * (spread[i] + 1.0) + EXP2 + (n + 6.0) * U);
+                *b = if *lse { e + 3.0 * U * x[[i, j]].abs() } else { (e + (n + 2.0) * U) * size[[i, j]] };
+            }
+            b
+        }
+    }
+}
+
+/// Largest change of `cast(z)` when z moves by at most `by`.
+fn step(cast: DType, z: f64, by: f64) -> f64 {
+    let c = cast.round(z);
+    (cast.round(z + by) - c).abs().max((cast.round(z - by) - c).abs())
+}
+
+/// Whether an error of `by` can move p across the middle between two values of the grid; the step then.
+fn near_tie(cast: DType, p: f64, by: f64) -> Option<f64> {
+    let s = step(cast, p, by);
+    (s > 0.0).then_some(s)
+}
+
+/// L2 norms of rows.
+fn norms(m: &dyn Rows) -> Vec<f64> {
+    let mut row = vec![0.0; m.cols()];
+    (0..m.rows())
+        .map(|t| {
+            m.decode(t, 0, &mut row);
+            row.iter().map(|v| v * v).sum::<f64>().sqrt()
+        })
+        .collect()
+}
+
+fn attention(contract: &Contract, a: &Attended, head: &Head, lse: bool) -> Array2<f64> {
+    let n = a.range.len();
+    let rows = a.x.nrows();
+    let keys = norms(&part(&head.k, a.range.clone()));
+    let score = contract.accumulate.gamma(head.k.cols()) * head.scale.abs();
+    let soft = &contract.softmax;
+    let tile = if soft.tile == 0 { n.max(1) } else { soft.tile };
+    let tiles = n.div_ceil(tile);
+    let pv = (contract.accumulate.roundings(n) + 3 * tiles + 6) as f64 * contract.accumulate.unit();
+    let pv = if contract.accumulate == Accumulate::Exact { 0.0 } else { pv };
+    let mut weights = Array2::zeros((rows, n));
+    let mut of_x = vec![0.0; rows];
+    let mut of_lse = vec![0.0; rows];
+    for i in 0..rows {
+        if a.l[i] == 0.0 {
+            continue;
+        }
+        let q = head.q.row(i).iter().map(|v| v * v).sum::<f64>().sqrt();
+        let seen: Vec<usize> = (0..n).filter(|t| a.s[[i, *t]] > f64::NEG_INFINITY).collect();
+        let ds = |t: usize| score * q * keys[t];
+        let worst = seen.iter().map(|t| ds(*t)).fold(0.0, f64::max);
+        let largest = seen.iter().map(|t| a.s[[i, *t]].abs()).fold(0.0, f64::max);
+        let common = worst + 6.0 * U * largest + EXP2 + U;
+        let (mut moved, mut most) = (0.0, 0.0f64);
+        for &t in &seen {
+            let e = ds(t) + common;
+            let p = a.p[[i, t]];
+            let share = p * a.w[[i, t]] / a.l[i];
+            let mut w = (e + pv) * share;
+            of_x[i] += e * share;
+            most = most.max(e);
+            if let Some(step) = soft.p.and_then(|d| near_tie(d, p, e * p)) {
+                let flip = step * a.w[[i, t]] / a.l[i];
+                w += flip;
+                moved += flip;
+            }
+            weights[[i, t]] = w;
+        }
+        of_x[i] += 6.0 * U;
+        of_lse[i] = most + (tile as f64 + 2.0 * n as f64 / tile as f64 + 5.0) * U + 2.0 * U * a.lse[i].abs();
+        if soft.row_sum == RowSum::Rounded {
+            of_x[i] += moved;
+            of_lse[i] += moved;
+        }
+    }
+    if lse {
+        return Array2::from_shape_vec((rows, 1), of_lse).unwrap_or_default();
+    }
+    let mut v = mla_reference::rows::dense(&part(&head.v, a.range.clone()), 0..n, false);
+    v.mapv_inplace(f64::abs);
+    let mut b = weigh(weights.view(), &strided(&v));
+    for (i, mut row) in b.rows_mut().into_iter().enumerate() {
+        for (j, b) in row.iter_mut().enumerate() {
+            *b += a.x[[i, j]].abs() * of_x[i];
+        }
+    }
+    b
+}

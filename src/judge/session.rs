@@ -1,0 +1,372 @@
+/*!
+One judgement of one layer: a sink that an engine streams into.
+
+Each tensor is judged when it arrives, from the engine's own inputs (isolated), and dropped when no later
+stage reads it. At the end whatever the table asks for and nobody delivered is a fault.
+*/
+
+use super::bound::bound;
+use super::tally::Tally;
+use super::unit::{self, Unit};
+use super::verdict::Verdict;
+use super::weights;
+use crate::case::Case;
+use crate::engine::{Sink, SinkError};
+use crate::model::Layer;
+use crate::trace::{Tensor, TensorId};
+use mla_numeric::DType;
+use mla_reference::product::{Dense, Rows};
+use mla_reference::rows::Rounded;
+use mla_reference::{Chunk, Contract, Evaluator, Form, Phase, Scope, Source, Spec, Stage, Weight, Weights};
+use ndarray::Array2;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// Where tensors of a run are also written, for `--save`.
+pub trait Recorder {
+    /// Takes the engine's tensor and the isolated reference rounded to its dtype.
+    fn record(&mut self, id: TensorId, engine: &Tensor, reference: &Tensor) -> Result<(), SinkError>;
+}
+
+/// Judges a layer while an engine runs.
+pub struct Session<'a> {
+    layer: &'a Layer<'a>,
+    case: &'a Case,
+    contract: Contract,
+    pending: Vec<TensorId>,
+    tensors: HashMap<TensorId, Tensor>,
+    held: Held<'a>,
+    units: Vec<Unit>,
+    odd: Vec<String>,
+    seen_weights: HashSet<Weight>,
+    recorder: Option<&'a mut dyn Recorder>,
+    progress: Box<dyn Fn(&str) + 'a>,
+}
+
+/// The weights as the engine holds them: the file's values on the contract's grid, with what differs.
+struct Held<'a> {
+    matrices: Vec<(Weight, Box<dyn Rows + 'a>)>,
+    norms: Vec<(Weight, Vec<f64>)>,
+    /// Weights that differ so much that no stage can be isolated with them.
+    another: HashSet<Weight>,
+}
+
+impl Weights for Held<'_> {
+    fn matrix(&self, weight: Weight) -> Option<&dyn Rows> {
+        self.matrices.iter().find(|(w, _)| *w == weight).map(|(_, m)| m.as_ref())
+    }
+    fn norm(&self, weight: Weight) -> Option<&[f64]> {
+        self.norms.iter().find(|(w, _)| *w == weight).map(|(_, v)| v.as_slice())
+    }
+}
+
+/// A patched and rounded weight that owns what it wraps.
+struct HeldRows<'a> {
+    file: &'a dyn Rows,
+    dtype: DType,
+    patches: BTreeMap<(usize, usize), f64>,
+}
+
+impl Rows for HeldRows<'_> {
+    fn rows(&self) -> usize {
+        self.file.rows()
+    }
+    fn cols(&self) -> usize {
+        self.file.cols()
+    }
+    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
+        Rounded { inner: self.file, dtype: self.dtype }.decode(row, k0, out);
+        for ((_, col), v) in self.patches.range((row, k0)..(row, k0 + out.len())) {
+            out[col - k0] = *v;
+        }
+    }
+}
+
+/// Inputs as the engine recorded them.
+struct Recorded<'a> {
+    tensors: &'a HashMap<TensorId, Tensor>,
+    form: Option<Form>,
+}
+
+impl Source for Recorded<'_> {
+    fn block(&self, stage: Stage, rows: Range<usize>, cols: Range<usize>) -> Array2<f64> {
+        let id = TensorId { stage, form: self.form.filter(|_| stage.row().scope != Scope::Shared) };
+        self.tensors.get(&id).map(|t| t.block(rows, cols)).unwrap_or_default()
+    }
+}
+
+/// All tensors that forms need, in the order in which they are judged.
+pub fn expected(spec: &Spec, case: &Case, forms: &[Form]) -> Vec<TensorId> {
+    let exists = |s: &&Stage| s.exists(&spec.geometry) && case.plan.has(**s);
+    let stages: Vec<Stage> = Stage::ALL.iter().filter(exists).copied().collect();
+    let shared = stages.iter().filter(|s| s.row().scope == Scope::Shared).map(|s| TensorId::shared(*s));
+    let own = forms.iter().flat_map(|form| {
+        stages
+            .iter()
+            .filter(|s| s.row().scope != Scope::Shared && s.in_form(*form))
+            .map(|s| TensorId { stage: *s, form: Some(*form) })
+    });
+    shared.chain(own).collect()
+}
+
+impl<'a> Session<'a> {
+    /// Starts a judgement. `progress` hears the name of each tensor as it is taken up.
+    pub fn new(
+        layer: &'a Layer<'a>,
+        case: &'a Case,
+        forms: &[Form],
+        contract: Contract,
+        recorder: Option<&'a mut dyn Recorder>,
+        progress: Box<dyn Fn(&str) + 'a>,
+    ) -> Session<'a> {
+        let pending = expected(&layer.spec, case, forms);
+        Session {
+            layer,
+            case,
+            contract,
+            pending,
+            tensors: HashMap::new(),
+            held: Held { matrices: Vec::new(), norms: Vec::new(), another: HashSet::new() },
+            units: Vec::new(),
+            odd: Vec::new(),
+            seen_weights: HashSet::new(),
+            recorder,
+            progress,
+        }
+    }
+
+    /// Ends it: what was expected and never came is a fault; what is clean but stands behind one says so.
+    pub fn finish(mut self) -> (Vec<Unit>, Vec<String>) {
+        let g = &self.layer.spec.geometry;
+        for &w in Weight::ALL.iter().filter(|w| w.exists(g) && !self.seen_weights.contains(w)) {
+            self.units.push(Unit::without_data(
+                unit::Which::Weight(w),
+                None,
+                Verdict::Fault,
+                "missing: the engine never showed it",
+            ));
+        }
+        for id in std::mem::take(&mut self.pending) {
+            self.units.push(Unit::without_data(
+                unit::Which::Tensor(id),
+                None,
+                Verdict::Fault,
+                "missing: the engine never delivered it",
+            ));
+        }
+        unit::sort(&mut self.units);
+        unit::mark_after_fault(&mut self.units, g, self.case.plan.splits > 1);
+        (self.units, self.odd)
+    }
+
+    fn take_weight(&mut self, weight: Weight, file: &'a dyn Rows, engine: &dyn Rows, dtype: DType) {
+        (self.progress)(weight.name());
+        self.seen_weights.insert(weight);
+        let which = unit::Which::Weight(weight);
+        let shape = weight.shape(&self.layer.spec.geometry);
+        if (engine.rows(), engine.cols()) != (file.rows(), file.cols()) {
+            let note = format!(
+                "the engine's has {} rows of {}, the file's {} of {}",
+                engine.rows(),
+                engine.cols(),
+                file.rows(),
+                file.cols()
+            );
+            self.held.another.insert(weight);
+            self.units.push(Unit::without_data(which, None, Verdict::Fault, &note));
+            return;
+        }
+        let c = weights::compare(weight, &self.layer.spec.geometry, file, engine, dtype);
+        self.odd.extend(c.odd);
+        let axes = weight.row().axes.to_vec();
+        self.units.push(Unit::counted(which, None, axes, shape, dtype, c.tally, |_| None));
+        if c.another {
+            self.held.another.insert(weight);
+        } else if weight.is_norm() {
+            let mut values = mla_reference::rows::dense(file, 0..1, false).into_raw_vec_and_offset().0;
+            dtype.round_slice(&mut values);
+            for ((_, col), v) in c.patches {
+                values[col] = v;
+            }
+            self.held.norms.push((weight, values));
+        } else {
+            self.held.matrices.push((weight, Box::new(HeldRows { file, dtype, patches: c.patches })));
+        }
+    }
+
+    /// Judges one tensor from the inputs recorded so far.
+    fn judge(&mut self, id: TensorId, tensor: &Tensor) -> Result<(), SinkError> {
+        let g = &self.layer.spec.geometry;
+        let which = unit::Which::Tensor(id);
+        let wanted = self.case.plan.shape(id.stage, id.form, g);
+        if tensor.shape != wanted || tensor.bytes.len() != tensor.len() * tensor.dtype.bytes() {
+            let note = format!("has shape {:?}, the case asks for {wanted:?}", tensor.shape);
+            self.units.push(Unit::without_data(which, None, Verdict::Fault, &note));
+            return Ok(());
+        }
+        if tensor.dtype != stored(&self.contract, id.stage) {
+            let note =
+                format!("is stored as {}, declared {}", tensor.dtype, stored(&self.contract, id.stage));
+            self.units.push(Unit::without_data(which, None, Verdict::Fault, &note));
+            return Ok(());
+        }
+        let split = self.case.plan.splits > 1 && self.case.plan.decode_rows() > 0;
+        let needs = |split| id.stage.inputs(g, id.form, split);
+        let lacking = needs(false).iter().chain(if split { needs(true) } else { &[] }).find(|s| {
+            let input = TensorId { stage: **s, form: id.form.filter(|_| s.row().scope != Scope::Shared) };
+            !self.tensors.contains_key(&input) && self.case.plan.has(**s)
+        });
+        if let Some(s) = lacking {
+            let note = format!("its input {s} is not there");
+            self.units.push(Unit::without_data(which, None, Verdict::NotCompared, &note));
+            return Ok(());
+        }
+        if let Some(w) = id.stage.weights(g, id.form).iter().find(|w| self.held.another.contains(w)) {
+            let note = format!("the engine's {w} is another weight altogether");
+            self.units.push(Unit::without_data(which, None, Verdict::NotCompared, &note));
+            return Ok(());
+        }
+        let names = self.case.plan.names(id.stage);
+        let phases: Vec<Phase> =
+            (0..self.case.batch.0.len()).map(|r| self.case.plan.request_phase(r)).collect();
+        // Rows that nobody owns (free slots of the cache) are judged with the first phase that exists.
+        let first = *phases.iter().min().unwrap_or(&Phase::Prefill);
+        let phase_of: Vec<Phase> = names.iter().map(|n| n.request.map_or(first, |r| phases[r])).collect();
+        let counted = Mutex::new(BTreeMap::<Phase, Tally>::new());
+        let reference = self
+            .recorder
+            .is_some()
+            .then(|| Mutex::new(Tensor { bytes: vec![0; tensor.bytes.len()], ..tensor.clone() }));
+        let temperature = self.layer.spec.temperature.is_some();
+        let visit = |c: Chunk| {
+            let b = bound(&self.contract, &c.terms, &c.x, temperature);
+            let mut mine = BTreeMap::<Phase, Tally>::new();
+            let mut o = vec![0.0; c.cols.len()];
+            for (i, row) in c.rows.clone().enumerate() {
+                tensor.read(row, c.cols.clone(), &mut o);
+                let (x, b) = (c.x.row(i), b.row(i));
+                if let (Some(x), Some(b)) = (x.as_slice(), b.as_slice()) {
+                    let at = (row, c.cols.start, tensor.cols);
+                    mine.entry(phase_of[row]).or_default().row(tensor.dtype, at, &o, x, b);
+                    if let Some(r) = &reference {
+                        let mut r = r.lock().unwrap_or_else(PoisonError::into_inner);
+                        r.write(row, c.cols.start, x);
+                    }
+                }
+            }
+            let mut all = counted.lock().unwrap_or_else(PoisonError::into_inner);
+            for (phase, t) in mine {
+                all.entry(phase).or_default().merge(t);
+            }
+        };
+        let source = Recorded { tensors: &self.tensors, form: id.form };
+        Evaluator {
+            spec: &self.layer.spec,
+            plan: &self.case.plan,
+            given: &self.case.given,
+            weights: &self.held,
+            contract: &self.contract,
+            source: &source,
+        }
+        .evaluate(id.stage, id.form, &visit);
+        let counted = counted.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let total: u64 = counted.values().map(|t| t.elements).sum();
+        if total != tensor.len() as u64 {
+            // The reference has nothing to say about some elements: never in silence.
+            let note =
+                format!("{} of {} elements were not compared", tensor.len() as u64 - total, tensor.len());
+            self.units.push(Unit::without_data(which, None, Verdict::NotCompared, &note));
+        }
+        for (phase, tally) in counted {
+            let name = |row: usize| names.get(row).copied();
+            let shape = tensor.shape.clone();
+            self.units.push(Unit::counted(
+                which,
+                Some(phase),
+                tensor.axes.clone(),
+                shape,
+                tensor.dtype,
+                tally,
+                name,
+            ));
+        }
+        if let (Some(r), Some(recorder)) = (reference, self.recorder.as_deref_mut()) {
+            recorder.record(id, tensor, &r.into_inner().unwrap_or_else(PoisonError::into_inner))?;
+        }
+        Ok(())
+    }
+
+    /// Drops tensors that no pending one reads.
+    fn release(&mut self) {
+        let g = &self.layer.spec.geometry;
+        let pending = &self.pending;
+        self.tensors.retain(|id, _| {
+            pending.iter().any(|p| {
+                let reads = |split| p.stage.inputs(g, p.form, split).contains(&id.stage);
+                (reads(false) || reads(true)) && (id.form.is_none() || id.form == p.form)
+            })
+        });
+    }
+}
+
+/// Dtype in which a contract stores a stage.
+pub fn stored(contract: &Contract, stage: Stage) -> DType {
+    match stage {
+        Stage::Lse | Stage::PartO | Stage::PartLse => contract.partials,
+        _ => contract.activations,
+    }
+}
+
+impl Sink for Session<'_> {
+    fn weight(&mut self, weight: Weight, rows: &dyn Rows) -> Result<(), SinkError> {
+        let Some(file) = self.layer.weights.matrix(weight) else {
+            return Err(SinkError(format!("the layer has no {weight}")));
+        };
+        self.take_weight(weight, file, rows, self.contract.weights);
+        Ok(())
+    }
+
+    fn norm(&mut self, weight: Weight, values: &[f64]) -> Result<(), SinkError> {
+        let Some(file) = self.layer.weights.norm(weight) else {
+            return Err(SinkError(format!("the layer has no {weight}")));
+        };
+        (self.progress)(weight.name());
+        self.seen_weights.insert(weight);
+        let which = unit::Which::Weight(weight);
+        if values.len() != file.len() {
+            let note = format!("the engine's has {} values, the file's {}", values.len(), file.len());
+            self.held.another.insert(weight);
+            self.units.push(Unit::without_data(which, None, Verdict::Fault, &note));
+            return Ok(());
+        }
+        let file = Dense { data: file, cols: file.len() };
+        let dtype = self.contract.norm_weights;
+        let c = weights::compare(
+            weight,
+            &self.layer.spec.geometry,
+            &file,
+            &Dense { data: values, cols: values.len() },
+            dtype,
+        );
+        self.odd.extend(c.odd);
+        let (axes, shape) = (weight.row().axes.to_vec(), vec![values.len()]);
+        self.units.push(Unit::counted(which, None, axes, shape, dtype, c.tally, |_| None));
+        self.held.norms.push((weight, values.to_vec()));
+        Ok(())
+    }
+
+    fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
+        (self.progress)(&id.to_string());
+        let Some(at) = self.pending.iter().position(|p| *p == id) else {
+            return Err(SinkError(format!(
+                "the engine delivered {id}, which the table does not ask for, or twice"
+            )));
+        };
+        self.pending.remove(at);
+        self.judge(id, tensor)?;
+        self.tensors.insert(id, tensor.clone());
+        self.release();
+        Ok(false)
+    }
+}

@@ -1,0 +1,257 @@
+/*!
+Counting: each element's bits against the reference and its bound.
+
+The engine's value before its final rounding lies in [x − B, x + B]. Rounding is monotone, so its stored
+value lies between round(x − B) and round(x + B): an element outside is *beyond*, and one is enough for a
+fault. An element that is not round(x) is a *flip*. What is not finite must be so on both sides.
+
+Every figure is the same for any number of threads: sums are kept a chunk and added in the chunks' order.
+*/
+
+use mla_numeric::DType;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Bins of the histogram of bounds: eighths of an octave, from 2^-8 to 2^24 ulps.
+const BINS: usize = 256;
+
+/// One element, with both values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Element {
+    /// Row of the matrix view.
+    pub row: usize,
+    /// Column of the matrix view.
+    pub col: usize,
+    /// The engine's value.
+    pub engine: f64,
+    /// The reference's value before rounding.
+    pub reference: f64,
+    /// |engine − reference| in ulps of the output.
+    pub ulps: f64,
+    /// |engine − reference| as a share of bound + half an ulp; infinite where it can't be a number.
+    pub share: f64,
+}
+
+/// Sums of one chunk.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    engine: f64,
+    reference: f64,
+    engine_check: f64,
+    reference_check: f64,
+}
+
+/// Everything counted of one unit of judgement.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    /// Elements compared.
+    pub elements: u64,
+    /// Elements whose bits are not round(x).
+    pub flips: u64,
+    /// Elements that no rounding explains.
+    pub beyond: u64,
+    /// Of these, elements finite on one side only.
+    pub not_finite: u64,
+    /// The element with the largest share of its bound.
+    pub worst: Option<Element>,
+    bins: Vec<u64>,
+    sums: BTreeMap<(usize, usize), Sums>,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Tally {
+            elements: 0,
+            flips: 0,
+            beyond: 0,
+            not_finite: 0,
+            worst: None,
+            bins: vec![0; BINS],
+            sums: BTreeMap::new(),
+        }
+    }
+}
+
+/// L2 norm and order-sensitive checksum of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct Digest {
+    pub norm: f64,
+    pub checksum: f64,
+}
+
+/// r_i of the checksum Σ r_i x_i: uniform in (−1, 1), a function of the index alone (SplitMix64).
+pub fn checksum_weight(index: u64) -> f64 {
+    let mut z = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^= z >> 31;
+    (z >> 11) as f64 * f64::powi(2.0, -52) - 1.0
+}
+
+impl Tally {
+    /// Counts one element. `exact`: a copy, whose bits must be equal.
+    #[allow(clippy::too_many_arguments)]
+    fn element(&mut self, dtype: DType, at: (usize, usize), o: f64, x: f64, b: f64, sums: &mut Sums, r: f64) {
+        self.elements += 1;
+        let rounded = dtype.round(x);
+        let same = o == rounded || o.is_nan() && rounded.is_nan();
+        if o.is_finite() {
+            sums.engine += o * o;
+            sums.engine_check += o * r;
+        }
+        if rounded.is_finite() {
+            sums.reference += rounded * rounded;
+            sums.reference_check += rounded * r;
+        }
+        let ulp = dtype.spacing(x);
+        let total = b + dtype.spacing(x.abs() + b) / 2.0;
+        if total.is_finite() && x.is_finite() {
+            self.bins[bin(total / ulp)] += 1;
+        }
+        self.flips += u64::from(!same);
+        let inside = same || dtype.round(x - b) <= o && o <= dtype.round(x + b);
+        let (mut ulps, mut share) = ((o - x).abs() / ulp, (o - x).abs() / total);
+        if same && !o.is_finite() {
+            (ulps, share) = (0.0, 0.0);
+        }
+        if !inside {
+            self.beyond += 1;
+            self.not_finite += u64::from(o.is_finite() != rounded.is_finite() || o.is_nan() != x.is_nan());
+            if share.is_nan() {
+                (ulps, share) = (f64::INFINITY, f64::INFINITY);
+            }
+            // Nothing that is beyond ranks below something that is not.
+            share = share.max(1.0 + f64::EPSILON);
+        } else {
+            share = share.min(1.0);
+        }
+        let found = Element { row: at.0, col: at.1, engine: o, reference: x, ulps, share };
+        if self.worst.is_none_or(|w| rank(&found) > rank(&w)) {
+            self.worst = Some(found);
+        }
+    }
+
+    /// Counts a row of a chunk: engine values, reference, bound.
+    pub fn row(
+        &mut self,
+        dtype: DType,
+        (row, first, width): (usize, usize, usize),
+        engine: &[f64],
+        x: &[f64],
+        bound: &[f64],
+    ) {
+        let mut sums = Sums::default();
+        for (j, ((o, x), b)) in engine.iter().zip(x).zip(bound).enumerate() {
+            let r = checksum_weight((row * width + first + j) as u64);
+            self.element(dtype, (row, first + j), *o, *x, *b, &mut sums, r);
+        }
+        self.sums.insert((row, first), sums);
+    }
+
+    /// Adds what another thread counted.
+    pub fn merge(&mut self, other: Tally) {
+        self.elements += other.elements;
+        self.flips += other.flips;
+        self.beyond += other.beyond;
+        self.not_finite += other.not_finite;
+        if let Some(w) = other.worst
+            && self.worst.is_none_or(|mine| rank(&w) > rank(&mine))
+        {
+            self.worst = Some(w);
+        }
+        self.bins.iter_mut().zip(&other.bins).for_each(|(a, b)| *a += b);
+        self.sums.extend(other.sums);
+    }
+
+    /// Digests of the engine's and the reference's tensor.
+    pub fn digests(&self) -> (Digest, Digest) {
+        let mut t = Sums::default();
+        for s in self.sums.values() {
+            t.engine += s.engine;
+            t.reference += s.reference;
+            t.engine_check += s.engine_check;
+            t.reference_check += s.reference_check;
+        }
+        (
+            Digest { norm: t.engine.sqrt(), checksum: t.engine_check },
+            Digest { norm: t.reference.sqrt(), checksum: t.reference_check },
+        )
+    }
+
+    /// Median of bound + half an ulp, in ulps of the output (upper end of the histogram's bin).
+    pub fn median_bound(&self) -> Option<f64> {
+        let total: u64 = self.bins.iter().sum();
+        let mut seen = 0;
+        for (i, n) in self.bins.iter().enumerate() {
+            seen += n;
+            if total > 0 && seen * 2 >= total {
+                return Some(f64::powi(2.0, (i / 8) as i32 - 8) * (1.0 + (i % 8 + 1) as f64 / 8.0));
+            }
+        }
+        None
+    }
+}
+
+/// Bin of a ratio: its exponent and the first three bits of its fraction.
+fn bin(ratio: f64) -> usize {
+    let exponent = (ratio.to_bits() >> 52) as i64 - 1023;
+    let eighth = (ratio.to_bits() >> 49) as i64 & 7;
+    ((exponent + 8) * 8 + eighth).clamp(0, BINS as i64 - 1) as usize
+}
+
+/// Order of elements by how bad they are, then by place, so that threads do not matter.
+fn rank(e: &Element) -> (f64, f64, std::cmp::Reverse<(usize, usize)>) {
+    (e.share, e.ulps, std::cmp::Reverse((e.row, e.col)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(dtype: DType, o: f64, x: f64, b: f64) -> Tally {
+        let mut t = Tally::default();
+        t.row(dtype, (0, 0, 1), &[o], &[x], &[b]);
+        t
+    }
+
+    /// bf16 at 1: spacing 2^-7 above. 1 + 2^-8 is a tie and goes to 1 (even).
+    #[test]
+    fn beyond_is_what_no_value_within_the_bound_rounds_to() {
+        let (above, x) = (1.0 + 1.0 / 128.0, 1.0 + 1.0 / 256.0);
+        for (o, b, flips, beyond) in [
+            (1.0, 0.0, 0, 0),
+            (above, 0.0, 1, 1),
+            (above, 1e-9, 1, 0),
+            (1.0 - 1.0 / 256.0, 1e-9, 1, 1),
+            (f64::NAN, 1e-9, 1, 1),
+            (f64::INFINITY, 1e-9, 1, 1),
+        ] {
+            let t = one(DType::Bf16, o, x, b);
+            assert_eq!((t.flips, t.beyond), (flips, beyond), "{o} {b}");
+        }
+    }
+
+    /// f16 overflows from 65,520 on: a reference just below may become infinite, within its bound only.
+    #[test]
+    fn overflow_is_judged_by_the_bound() {
+        assert_eq!(one(DType::F16, f64::INFINITY, 65_519.0, 2.0).beyond, 0);
+        assert_eq!(one(DType::F16, f64::INFINITY, 65_500.0, 2.0).beyond, 1);
+        assert_eq!(one(DType::F16, 65_504.0, 65_521.0, 2.0).beyond, 0);
+        assert_eq!(one(DType::F16, f64::INFINITY, 1e9, 2.0).beyond, 0);
+        assert_eq!(one(DType::Bf16, f64::NEG_INFINITY, f64::NEG_INFINITY, 0.0).beyond, 0);
+        assert_eq!(one(DType::Bf16, 0.0, f64::NAN, 0.0).beyond, 1);
+    }
+
+    #[test]
+    fn checksum_sees_order_where_the_norm_does_not() {
+        let digest = |v: [f64; 3]| {
+            let mut t = Tally::default();
+            t.row(DType::F64, (0, 0, 3), &v, &v, &[0.0; 3]);
+            t.digests().0
+        };
+        let (a, b) = (digest([1.0, 2.0, 3.0]), digest([3.0, 2.0, 1.0]));
+        assert_eq!(a.norm, b.norm);
+        assert!((a.checksum - b.checksum).abs() > 1e-3);
+    }
+}

@@ -1,0 +1,295 @@
+/*!
+A unit of judgement, (form, phase, tensor), and its verdict.
+
+Requests and regimes are pooled; stages that forms share are judged once. What is counted becomes a
+verdict here, in one place, and nowhere else.
+*/
+
+use super::tally::{Digest, Tally};
+use super::verdict::Verdict;
+use crate::trace::TensorId;
+use mla_numeric::DType;
+use mla_reference::{Axis, Form, Geometry, Phase, RowName, Scope, Stage, Weight};
+use serde::Serialize;
+
+/// What was judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Which {
+    /// A weight.
+    Weight(Weight),
+    /// A tensor of activations.
+    Tensor(TensorId),
+}
+
+impl Which {
+    /// Name in the table.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Which::Weight(w) => w.name(),
+            Which::Tensor(id) => id.stage.name(),
+        }
+    }
+    /// Form, where forms differ.
+    pub fn form(&self) -> Option<Form> {
+        match self {
+            Which::Weight(_) => None,
+            Which::Tensor(id) => id.form,
+        }
+    }
+    /// Order of judgement: weights, shared stages, then form by form, in table order.
+    fn order(&self) -> (u8, Option<Form>, usize) {
+        match self {
+            Which::Weight(w) => (0, None, *w as usize),
+            Which::Tensor(id) => (1, id.form, id.stage as usize),
+        }
+    }
+}
+
+/// The worst element, placed by axis names.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Worst {
+    /// (axis, index) along every axis.
+    pub index: Vec<(Axis, usize)>,
+    /// Request of the batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<usize>,
+    /// Token or key within the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub within: Option<usize>,
+    /// Sequence of the plan (request and regime).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<usize>,
+    /// The engine's value, as text (NaN and infinity have no JSON).
+    #[serde(serialize_with = "text")]
+    pub engine: f64,
+    /// The reference before rounding, as text.
+    #[serde(serialize_with = "text")]
+    pub reference: f64,
+    /// Error in ulps of the output, as text.
+    #[serde(serialize_with = "text")]
+    pub ulps: f64,
+    /// Error as a share of its bound (half an ulp included), as text.
+    #[serde(serialize_with = "text")]
+    pub share_of_bound: f64,
+}
+
+fn text<S: serde::Serializer>(v: &f64, s: S) -> Result<S::Ok, S::Error> {
+    s.serialize_str(&format!("{v:e}"))
+}
+
+/// Whether the smallest visible fault was measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Power {
+    /// Not by this version of the judge.
+    NotMeasured,
+}
+
+/// A unit with its verdict.
+#[derive(Clone, Debug, Serialize)]
+pub struct Unit {
+    /// What.
+    #[serde(skip)]
+    pub which: Which,
+    /// Name in the table of stages or weights.
+    pub tensor: &'static str,
+    /// Form; none for weights and shared stages.
+    pub form: Option<Form>,
+    /// Phase; none for weights.
+    pub phase: Option<Phase>,
+    /// Axes, slowest first.
+    pub axes: Vec<Axis>,
+    /// Lengths of the whole tensor (both phases).
+    pub shape: Vec<usize>,
+    /// Stored dtype.
+    pub dtype: Option<DType>,
+    /// Verdict.
+    pub verdict: Verdict,
+    /// Why, where it is not plain from the numbers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Elements compared.
+    pub elements: u64,
+    /// Elements that are not the rounded reference.
+    pub flips: u64,
+    /// Elements that no rounding explains.
+    pub beyond: u64,
+    /// Of these, finite on one side only.
+    pub not_finite: u64,
+    /// Worst element.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worst: Option<Worst>,
+    /// Median bound, half an ulp included, in ulps of the output.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub median_bound_ulps: Option<f64>,
+    /// Norm and checksum of the engine's tensor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine: Option<Digest>,
+    /// Norm and checksum of the isolated reference.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reference: Option<Digest>,
+    /// Power.
+    pub power: Power,
+}
+
+impl Unit {
+    /// A unit of which there is nothing to count.
+    pub fn without_data(which: Which, phase: Option<Phase>, verdict: Verdict, note: &str) -> Unit {
+        Unit {
+            which,
+            tensor: which.name(),
+            form: which.form(),
+            phase,
+            axes: Vec::new(),
+            shape: Vec::new(),
+            dtype: None,
+            verdict,
+            note: Some(note.to_string()),
+            elements: 0,
+            flips: 0,
+            beyond: 0,
+            not_finite: 0,
+            worst: None,
+            median_bound_ulps: None,
+            engine: None,
+            reference: None,
+            power: Power::NotMeasured,
+        }
+    }
+
+    /// The verdict of what was counted: an element beyond its bound is a fault; no flip at all is exact.
+    pub fn counted(
+        which: Which,
+        phase: Option<Phase>,
+        axes: Vec<Axis>,
+        shape: Vec<usize>,
+        dtype: DType,
+        tally: Tally,
+        name: impl Fn(usize) -> Option<RowName>,
+    ) -> Unit {
+        let verdict = match (tally.beyond, tally.flips) {
+            (0, 0) => Verdict::Exact,
+            (0, _) => Verdict::Rounding,
+            _ => Verdict::Fault,
+        };
+        let cols: usize = row_width(&axes, &shape);
+        let worst = tally.worst.map(|w| {
+            let row = name(w.row);
+            Worst {
+                index: axes.iter().copied().zip(unravel(w.row * cols + w.col, &shape)).collect(),
+                request: row.and_then(|r| r.request),
+                within: row.map(|r| r.index),
+                sequence: row.and_then(|r| r.sequence),
+                engine: w.engine,
+                reference: w.reference,
+                ulps: w.ulps,
+                share_of_bound: w.share,
+            }
+        });
+        let (engine, reference) = tally.digests();
+        Unit {
+            axes,
+            shape,
+            dtype: Some(dtype),
+            verdict,
+            note: None,
+            elements: tally.elements,
+            flips: tally.flips,
+            beyond: tally.beyond,
+            not_finite: tally.not_finite,
+            worst,
+            median_bound_ulps: tally.median_bound(),
+            engine: Some(engine),
+            reference: Some(reference),
+            ..Unit::without_data(which, phase, verdict, "")
+        }
+    }
+
+    /// `fused/attn_out, decode`
+    pub fn title(&self) -> String {
+        let mut t = match self.form {
+            Some(f) => format!("{}/{}", f.name(), self.tensor),
+            None => self.tensor.to_string(),
+        };
+        if let Some(p) = self.phase {
+            t += &format!(", {}", p.name());
+        }
+        t
+    }
+}
+
+/// Columns of the matrix view: all axes that are not rows.
+fn row_width(axes: &[Axis], shape: &[usize]) -> usize {
+    match axes.first() {
+        // Weights: rows are all axes but the last, except w_o, whose rows are `hidden`.
+        Some(Axis::Hidden) if axes.len() == 3 => shape[1..].iter().product(),
+        Some(Axis::Head | Axis::Hidden | Axis::QRank | Axis::Latent | Axis::LatentRope) => {
+            shape.last().copied().unwrap_or(1)
+        }
+        Some(Axis::Page | Axis::Split) => shape[2..].iter().product(),
+        _ => shape[1..].iter().product(),
+    }
+}
+
+fn unravel(mut flat: usize, shape: &[usize]) -> Vec<usize> {
+    let mut index = vec![0; shape.len()];
+    for (i, n) in index.iter_mut().zip(shape).rev() {
+        *i = flat % n.max(&1);
+        flat /= n.max(&1);
+    }
+    index
+}
+
+/// Puts units in the order of judgement.
+pub fn sort(units: &mut [Unit]) {
+    units.sort_by_key(|u| (u.which.order(), u.phase));
+}
+
+/// What is clean in itself but was computed from something at fault says so.
+pub fn mark_after_fault(units: &mut [Unit], g: &Geometry, split: bool) {
+    let bad = |u: &Unit| matches!(u.verdict, Verdict::Fault | Verdict::AfterFault);
+    for i in 0..units.len() {
+        let Which::Tensor(id) = units[i].which else { continue };
+        if !matches!(units[i].verdict, Verdict::Exact | Verdict::Rounding | Verdict::NotCompared) {
+            continue;
+        }
+        let inputs: Vec<Stage> =
+            [false, split].iter().flat_map(|s| id.stage.inputs(g, id.form, *s)).copied().collect();
+        let weights = id.stage.weights(g, id.form);
+        let cause = units[..i].iter().find(|u| {
+            let feeds = match u.which {
+                Which::Weight(w) => weights.contains(&w),
+                Which::Tensor(t) => {
+                    inputs.contains(&t.stage)
+                        && (t.stage.row().scope == Scope::Shared || t.form == id.form)
+                        // A decode row does not read a prefill row's tensors; keys may be shared through pages.
+                        && (u.phase == units[i].phase || u.phase.is_none() || units[i].phase.is_none())
+                }
+            };
+            bad(u) && feeds
+        });
+        if let Some(cause) = cause {
+            let note = format!("computed from {}", cause.tensor);
+            units[i].verdict = Verdict::AfterFault;
+            units[i].note = Some(match units[i].note.take() {
+                Some(n) if !n.is_empty() => format!("{n}; {note}"),
+                _ => note,
+            });
+        }
+    }
+}
+
+/// The worst verdict; `NotCompared` where nothing was compared at all.
+pub fn overall(units: &[Unit]) -> Verdict {
+    let compared = units.iter().any(|u| u.elements > 0);
+    let worst = units.iter().map(|u| u.verdict).filter(|v| *v != Verdict::AfterFault).max();
+    match worst {
+        Some(v) if compared || v == Verdict::Fault => v,
+        _ => Verdict::NotCompared,
+    }
+}
+
+/// Units that carry evidence of their own, in the order of judgement.
+pub fn origins(units: &[Unit]) -> impl Iterator<Item = &Unit> {
+    units.iter().filter(|u| u.verdict == Verdict::Fault)
+}

@@ -1,0 +1,200 @@
+/*!
+Conventions: which mathematics a file's numbers are taken to mean.
+
+The ecosystem disagrees about the same file: eps of the q_a and kv_a norms, YaRN's betas, decimals of
+float32 metadata. [`Numbers`] is what the file says; [`Numbers::spec`] is what a convention makes of it.
+
+| | hf | llama.cpp | vllm, sglang |
+|---|---|---|---|
+| eps of attn_norm | rounded to 2 digits | float32 as stored | rounded to 2 digits |
+| eps of q_a and kv_a norms | 1e-6 always | the same eps | the same eps |
+| YaRN betas | from the file | 32 and 1 always | from the file |
+| YaRN multiplier / 0.1 | rounded to 6 digits | float32 as stored | rounded to 6 digits |
+| YaRN without multiplier | cos, sin · g | cos, sin · g and scale · g² | cos, sin · g |
+
+g = 1 + 0.1 ln factor. Sources: transformers 5.24 (modules build the q_a and kv_a norms without an eps
+argument), llama.cpp 0c1e57098 (reads neither beta key for these architectures), vLLM's deepseek_v2.py.
+*/
+
+use super::arch::{Architecture, YarnMultiplier};
+use mla_reference::{Geometry, Rope, Spec, Temperature};
+use serde::Serialize;
+
+/// Whose reading of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Convention {
+    /// What fits the command: `hf` in `run`.
+    Auto,
+    /// Hugging Face transformers.
+    Hf,
+    /// llama.cpp.
+    #[value(name = "llama.cpp")]
+    #[serde(rename = "llama.cpp")]
+    LlamaCpp,
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    Sglang,
+}
+
+impl Convention {
+    /// Those that a file can be read by.
+    pub const ALL: [Convention; 4] =
+        [Convention::Hf, Convention::LlamaCpp, Convention::Vllm, Convention::Sglang];
+
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Convention::Auto => "auto",
+            Convention::Hf => "hf",
+            Convention::LlamaCpp => "llama.cpp",
+            Convention::Vllm => "vllm",
+            Convention::Sglang => "sglang",
+        }
+    }
+}
+
+/// YaRN as the file has it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Yarn {
+    /// rope.scaling.factor
+    pub factor: f64,
+    /// rope.scaling.original_context_length
+    pub original: f64,
+    /// rope.scaling.yarn_beta_fast, 32 where absent
+    pub beta_fast: f64,
+    /// rope.scaling.yarn_beta_slow, 1 where absent
+    pub beta_slow: f64,
+    /// rope.scaling.yarn_log_multiplier as stored
+    pub log_multiplier: Option<f64>,
+}
+
+/// The numbers of a file, before any convention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Numbers {
+    /// attention.layer_norm_rms_epsilon as stored
+    pub eps: f64,
+    /// rope.freq_base
+    pub theta: f64,
+    /// YaRN, where the scaling type says so
+    pub yarn: Option<Yarn>,
+    /// attention.temperature_scale and _length
+    pub temperature: Option<Temperature>,
+}
+
+impl Numbers {
+    /// What a convention makes of the numbers. `norm_eps` replaces the eps of the q_a and kv_a norms.
+    pub fn spec(
+        &self,
+        arch: &Architecture,
+        geometry: Geometry,
+        convention: Convention,
+        norm_eps: Option<f64>,
+    ) -> Spec {
+        let llama = convention == Convention::LlamaCpp;
+        let eps = if llama { self.eps } else { significant(self.eps, 2) };
+        let own_eps = if matches!(convention, Convention::Hf | Convention::Auto) { 1e-6 } else { eps };
+        let (mut magnitude, mut factor_of_scale) = (1.0, 1.0);
+        let mut inv_freq = plain_frequencies(self.theta, geometry.rope);
+        if let Some(y) = &self.yarn {
+            let betas = if llama { (32.0, 1.0) } else { (y.beta_fast, y.beta_slow) };
+            inv_freq = yarn_frequencies(&inv_freq, self.theta, geometry.rope, y, betas);
+            let g = |m: f64| if y.factor <= 1.0 { 1.0 } else { 0.1 * m * libm::log(y.factor) + 1.0 };
+            let stored = y.log_multiplier.filter(|_| arch.yarn == YarnMultiplier::Tenth);
+            match stored.map(|m| if llama { f64::from(m as f32 / 0.1f32) } else { significant(m / 0.1, 6) }) {
+                // mscale = mscale_all_dim in every known file: cos and sin keep their size.
+                Some(m) if m != 0.0 => factor_of_scale = g(m) * g(m),
+                _ => {
+                    magnitude = g(1.0);
+                    if llama {
+                        factor_of_scale = magnitude * magnitude;
+                    }
+                }
+            }
+        }
+        Spec {
+            geometry,
+            eps_attn: eps,
+            eps_latent: norm_eps.unwrap_or(own_eps),
+            rope: Rope { inv_freq, magnitude, pairing: arch.pairing },
+            scale: factor_of_scale / (geometry.key() as f64).sqrt(),
+            temperature: self.temperature.filter(|_| arch.temperature),
+        }
+    }
+}
+
+/// θ^(−2j/P), j = 0 … P/2 − 1.
+fn plain_frequencies(theta: f64, width: usize) -> Vec<f64> {
+    (0..width / 2).map(|j| libm::pow(theta, -2.0 * j as f64 / width as f64)).collect()
+}
+
+/// YaRN's ramp between f and f / factor (arXiv 2309.00071, as transformers and llama.cpp compute it):
+/// `dim(r) = P·ln(orig / 2πr) / (2 ln θ)`, from ⌊dim(fast)⌋ to ⌈dim(slow)⌉.
+fn yarn_frequencies(plain: &[f64], theta: f64, width: usize, y: &Yarn, betas: (f64, f64)) -> Vec<f64> {
+    let width = width as f64;
+    let dim = |r: f64| width * libm::log(y.original / (r * std::f64::consts::TAU)) / (2.0 * libm::log(theta));
+    let low = dim(betas.0).floor().max(0.0);
+    let mut high = dim(betas.1).ceil().min(width - 1.0);
+    if low == high {
+        high += 0.001;
+    }
+    let ramp = |j: usize| ((j as f64 - low) / (high - low)).clamp(0.0, 1.0);
+    plain.iter().enumerate().map(|(j, f)| f * (1.0 - ramp(j)) + f / y.factor * ramp(j)).collect()
+}
+
+/// Rounded to so many significant decimal digits: the decimal that a float32 in a file stands for.
+fn significant(x: f64, digits: usize) -> f64 {
+    format!("{:.*e}", digits - 1, x).parse().unwrap_or(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::deepseek2::DEEPSEEK2;
+    use approx::assert_relative_eq;
+
+    const V3: Geometry =
+        Geometry { hidden: 7168, heads: 128, q_rank: 1536, latent: 512, rope: 64, nope: 128, value: 128 };
+
+    fn numbers(factor: f64, multiplier: Option<f64>) -> Numbers {
+        let yarn =
+            Yarn { factor, original: 4096.0, beta_fast: 32.0, beta_slow: 1.0, log_multiplier: multiplier };
+        Numbers { eps: f64::from(1e-6f32), theta: 1e4, yarn: Some(yarn), temperature: None }
+    }
+
+    /// Published values: 192^-1/2 · (0.1·m·ln factor + 1)².
+    #[test]
+    fn scale_of_known_models() {
+        let scale =
+            |f, m: f32| numbers(f, Some(f64::from(m))).spec(&DEEPSEEK2, V3, Convention::Hf, None).scale;
+        assert_relative_eq!(scale(40.0, 0.1), 0.135_233_78, max_relative = 1e-7);
+        assert_relative_eq!(scale(40.0, 0.0707), 0.114_721_39, max_relative = 1e-7);
+        assert_relative_eq!(scale(32.0, 0.1), 0.130_860_8, max_relative = 1e-6);
+    }
+
+    /// DeepSeek-V3: low 10, high 23; the pairs outside the ramp are plain, or divided by the factor.
+    #[test]
+    fn yarn_ramp_lies_between_pairs_10_and_23() {
+        let s = numbers(40.0, Some(0.1)).spec(&DEEPSEEK2, V3, Convention::Hf, None);
+        let plain = plain_frequencies(1e4, 64);
+        assert_eq!(s.rope.inv_freq[10], plain[10]);
+        assert!(s.rope.inv_freq[11] < plain[11]);
+        assert!(s.rope.inv_freq[22] > plain[22] / 40.0);
+        assert_relative_eq!(s.rope.inv_freq[23], plain[23] / 40.0, max_relative = 1e-15);
+        assert_eq!(s.rope.magnitude, 1.0);
+    }
+
+    #[test]
+    fn conventions_differ_where_the_table_says() {
+        let n = Numbers { eps: f64::from(1e-5f32), ..numbers(40.0, None) };
+        let [hf, llama, vllm, _] = Convention::ALL.map(|c| n.spec(&DEEPSEEK2, V3, c, None));
+        assert_eq!((hf.eps_attn, hf.eps_latent), (1e-5, 1e-6));
+        assert_eq!((llama.eps_attn, llama.eps_latent), (f64::from(1e-5f32), f64::from(1e-5f32)));
+        assert_eq!((vllm.eps_attn, vllm.eps_latent), (1e-5, 1e-5));
+        let g = 1.0 + 0.1 * 40f64.ln();
+        assert_relative_eq!(hf.rope.magnitude, g, max_relative = 1e-15);
+        assert_relative_eq!(llama.scale / hf.scale, g * g, max_relative = 1e-15);
+        assert_eq!(n.spec(&DEEPSEEK2, V3, Convention::Hf, Some(3e-5)).eps_latent, 3e-5);
+    }
+}

@@ -1,0 +1,202 @@
+/*!
+The weights of a layer by role: stored tensors behind the orientation of the stage table.
+
+New layout: `attn_k_b` [H, L, N] and `attn_v_b` [H, V, L] (or the same bytes folded to two axes). Legacy:
+`attn_kv_b` [H·(N+V), L], per head N key rows, then V value rows, from which w_uk is transposed. Nothing is
+copied: values are decoded from the mapped file on demand (the legacy w_uk, a few percent of a layer, is
+kept transposed).
+*/
+
+use super::ModelError;
+use crate::gguf::{Gguf, TensorInfo};
+use mla_reference::dequant;
+use mla_reference::product::{Blocks, Rows};
+use mla_reference::rows::dense;
+use mla_reference::{Geometry, Weight, Weights};
+use std::sync::OnceLock;
+
+/// Layout of the decompression weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layout {
+    /// attn_k_b and attn_v_b.
+    Split,
+    /// attn_kv_b.
+    Legacy,
+}
+
+/// Where a role's values lie in the file.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Stored {
+    /// Role.
+    pub weight: Weight,
+    /// Tensor's name in the file.
+    pub tensor: String,
+    /// ggml type's name.
+    pub ty: String,
+}
+
+/// The weights of one layer.
+pub struct LayerWeights<'a> {
+    /// Layout of w_uk and w_uv.
+    pub layout: Layout,
+    /// Which tensor each role came from.
+    pub stored: Vec<Stored>,
+    matrices: Vec<(Weight, Box<dyn Rows + 'a>)>,
+    norms: Vec<(Weight, Vec<f64>)>,
+}
+
+impl Weights for LayerWeights<'_> {
+    fn matrix(&self, weight: Weight) -> Option<&dyn Rows> {
+        self.matrices.iter().find(|(w, _)| *w == weight).map(|(_, m)| m.as_ref())
+    }
+    fn norm(&self, weight: Weight) -> Option<&[f64]> {
+        self.norms.iter().find(|(w, _)| *w == weight).map(|(_, v)| v.as_slice())
+    }
+}
+
+impl<'a> LayerWeights<'a> {
+    /// Finds and checks every weight of a layer.
+    pub fn load(gguf: &'a Gguf, layer: usize, g: &Geometry) -> Result<LayerWeights<'a>, ModelError> {
+        let split = gguf.tensor(&format!("blk.{layer}.{}", Weight::WUk.row().gguf)).is_some();
+        let mut all = LayerWeights {
+            layout: if split { Layout::Split } else { Layout::Legacy },
+            stored: Vec::new(),
+            matrices: Vec::new(),
+            norms: Vec::new(),
+        };
+        for &weight in Weight::ALL.iter().filter(|w| w.exists(g)) {
+            let from_kv_b = !split && matches!(weight, Weight::WUk | Weight::WUv);
+            let name = format!("blk.{layer}.{}", if from_kv_b { LEGACY } else { weight.row().gguf });
+            let info = gguf.tensor(&name).ok_or_else(|| ModelError::MissingTensor {
+                name: name.clone(),
+                file: file(gguf),
+                wanted: format!("{} {:?}", weight, weight.shape(g)),
+            })?;
+            let (rows, cols) =
+                if from_kv_b { (g.heads * (g.nope + g.value), g.latent) } else { weight.matrix(g) };
+            check_shape(gguf, info, weight, g, rows, cols, from_kv_b)?;
+            let blocks = blocks(gguf, info, cols)?;
+            all.stored.push(Stored { weight, tensor: name, ty: info.ty.to_string() });
+            if weight.is_norm() {
+                all.norms.push((weight, dense(&blocks, 0..1, false).into_raw_vec_and_offset().0));
+                continue;
+            }
+            let matrix: Box<dyn Rows> = match weight {
+                Weight::WUk if from_kv_b => Box::new(KeyRows { kv_b: blocks, g: *g, heads: OnceLock::new() }),
+                Weight::WUv if from_kv_b => Box::new(ValueRows { kv_b: blocks, g: *g }),
+                _ => Box::new(blocks),
+            };
+            all.matrices.push((weight, matrix));
+        }
+        Ok(all)
+    }
+}
+
+/// The unsplit decompression weight's name, after `blk.N.`.
+pub const LEGACY: &str = "attn_kv_b.weight";
+
+fn file(gguf: &Gguf) -> String {
+    gguf.parts().first().map(|p| p.path().display().to_string()).unwrap_or_default()
+}
+
+fn blocks<'a>(gguf: &'a Gguf, info: &TensorInfo, cols: usize) -> Result<Blocks<'a>, ModelError> {
+    let bytes = gguf.bytes(info)?;
+    let undecodable = || ModelError::UnsupportedType {
+        tensor: info.name.clone(),
+        ty: info.ty.to_string(),
+        file: file(gguf),
+        supported: mla_reference::GgmlType::ALL
+            .iter()
+            .filter(|t| dequant::is_supported(**t))
+            .map(|t| t.name())
+            .collect::<Vec<_>>()
+            .join(" "),
+    };
+    let ty = info.ty.known().ok_or_else(undecodable)?;
+    Blocks::new(ty, bytes, cols).map_err(|_| undecodable())
+}
+
+fn check_shape(
+    gguf: &Gguf,
+    info: &TensorInfo,
+    weight: Weight,
+    g: &Geometry,
+    rows: usize,
+    cols: usize,
+    from_kv_b: bool,
+) -> Result<(), ModelError> {
+    // File order is fastest first; trailing ones are dropped on both sides.
+    let mut folded = vec![cols as u64, rows as u64];
+    let mut wanted: Vec<u64> = if from_kv_b || matches!(weight, Weight::WO | Weight::WQB | Weight::WQ) {
+        folded.clone()
+    } else {
+        weight.shape(g).iter().rev().map(|n| *n as u64).collect()
+    };
+    for dims in [&mut wanted, &mut folded] {
+        while dims.len() > 1 && dims.last() == Some(&1) {
+            dims.pop();
+        }
+    }
+    if info.dims == wanted || info.dims == folded {
+        return Ok(());
+    }
+    Err(ModelError::WrongShape {
+        tensor: info.name.clone(),
+        file: file(gguf),
+        found: info.dims.clone(),
+        wanted,
+        role: format!(
+            "{weight} [{}]",
+            weight.row().axes.iter().map(|a| a.name()).collect::<Vec<_>>().join(", ")
+        ),
+    })
+}
+
+/// w_uk [H, L, N] out of kv_b [H·(N+V), L].
+struct KeyRows<'a> {
+    kv_b: Blocks<'a>,
+    g: Geometry,
+    heads: OnceLock<Vec<f64>>,
+}
+
+impl Rows for KeyRows<'_> {
+    fn rows(&self) -> usize {
+        self.g.heads * self.g.latent
+    }
+    fn cols(&self) -> usize {
+        self.g.nope
+    }
+    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
+        let g = &self.g;
+        let all = self.heads.get_or_init(|| {
+            (0..g.heads)
+                .flat_map(|h| {
+                    let first = h * (g.nope + g.value);
+                    dense(&self.kv_b, first..first + g.nope, true).into_raw_vec_and_offset().0
+                })
+                .collect()
+        });
+        let at = row * g.nope + k0;
+        out.copy_from_slice(&all[at..at + out.len()]);
+    }
+}
+
+/// w_uv [H, V, L] out of kv_b.
+struct ValueRows<'a> {
+    kv_b: Blocks<'a>,
+    g: Geometry,
+}
+
+impl Rows for ValueRows<'_> {
+    fn rows(&self) -> usize {
+        self.g.heads * self.g.value
+    }
+    fn cols(&self) -> usize {
+        self.g.latent
+    }
+    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
+        let (h, v) = (row / self.g.value, row % self.g.value);
+        self.kv_b.decode(h * (self.g.nope + self.g.value) + self.g.nope + v, k0, out);
+    }
+}

@@ -1,0 +1,243 @@
+//! Made-up models: names, shapes, types and sizes of weights as other software has them.
+
+use half::f16;
+use mla_check::gguf::{Gguf, TensorInfo};
+use mla_check::synth::{FileType, Preset, Spec, SynthError, write};
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+fn spec(preset: &str, file_type: &str, heads: u64) -> Result<Spec, Box<dyn Error>> {
+    let preset = Preset::by_name(preset).ok_or("preset")?;
+    let file_type = FileType::by_name(file_type).ok_or("file type")?;
+    Ok(Spec { heads: Some(heads), ..Spec::new(preset, file_type) })
+}
+
+fn make(folder: &Path, spec: &Spec) -> Result<Gguf, Box<dyn Error>> {
+    let path = folder.join("synth.gguf");
+    let mut last = (0, 0);
+    let length = write(spec, &path, &mut |done, total| {
+        assert!(done > last.0 && done <= total, "progress goes on");
+        last = (done, total);
+    })?;
+    assert_eq!(last.0, last.1, "progress ends at the whole");
+    assert_eq!(length, std::fs::metadata(&path)?.len());
+    let gguf = Gguf::open(&path)?;
+    assert_eq!(gguf.warnings().len(), 0, "{:?}", gguf.warnings());
+    Ok(gguf)
+}
+
+/// The types that llama-quantize gave these tensors of GLM-5 and DeepSeek-V3 (measured by calling its
+/// `llama_tensor_get_type`): q_a, q_b, kv_a and v_b; k_b, whose rows of 128 or 192 are no whole blocks
+/// of 256; output.
+const MIXES: [(&str, &str, &str, &str); 9] = [
+    ("Q4_K_M", "Q4_K", "Q5_0", "Q4_K"),
+    ("Q2_K", "Q2_K", "Q4_0", "Q3_K"),
+    ("IQ4_XS", "IQ4_XS", "IQ4_NL", "IQ4_XS"),
+    ("Q5_K_M", "Q5_K", "Q5_1", "Q5_K"),
+    ("Q6_K", "Q6_K", "Q8_0", "Q6_K"),
+    ("Q3_K_M", "Q3_K", "Q4_0", "Q4_K"),
+    ("Q4_0", "Q4_0", "Q4_0", "Q4_0"),
+    ("Q8_0", "Q8_0", "Q8_0", "Q8_0"),
+    ("BF16", "BF16", "BF16", "BF16"),
+];
+
+#[test]
+fn types_are_those_of_llama_quantize() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    for preset in ["glm-5", "deepseek-v3"] {
+        for (file_type, base, k_b, output) in MIXES {
+            let gguf = make(folder.path(), &spec(preset, file_type, 2)?)?;
+            for tensor in gguf.tensors() {
+                let name = tensor.name.trim_start_matches("blk.0.").trim_end_matches(".weight");
+                let expected = match name {
+                    "attn_k_b" => k_b,
+                    "attn_output" => output,
+                    n if n.ends_with("norm") || n.ends_with("norm.bias") => "F32",
+                    _ => base,
+                };
+                assert_eq!(tensor.ty.to_string(), expected, "{preset} {file_type} {name}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Keys that say nothing about attention, or what only a whole model has.
+fn elsewhere(key: &str) -> bool {
+    let parts = ["expert", "feed_forward", "tokenizer", "size_label", "dense_block", "vocab_size"];
+    parts.iter().any(|p| key.contains(p)) || key == "general.name"
+}
+
+/// A made-up GLM-5 has the keys, with their types, and the attention tensors, in their order, of a file
+/// that llama.cpp's converter and llama-quantize wrote.
+#[test]
+fn layout_is_that_of_a_real_file() -> Outcome {
+    let real = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/glm5dims.Q4_K_M.gguf");
+    let real = Gguf::open(&real)?;
+    let folder = tempfile::tempdir()?;
+    let mut spec = spec("glm-5", "Q4_K_M", 4)?;
+    spec.layers = 2;
+    let ours = make(folder.path(), &spec)?;
+
+    // Same geometry but for the widths that the small file made smaller.
+    let smaller = ["embedding_length", "q_lora_rank", "indexer.head_count"];
+    let keys = |gguf: &Gguf| -> Vec<String> {
+        let keys = gguf.metadata().iter().filter(|(k, _)| !elsewhere(k));
+        let value =
+            |k: &str, v: String| if smaller.iter().any(|s| k.ends_with(s)) { String::new() } else { v };
+        let mut keys: Vec<_> =
+            keys.map(|(k, v)| format!("{k} {:?} {}", v.ty(), value(k, v.to_string()))).collect();
+        keys.sort();
+        keys
+    };
+    assert_eq!(keys(&ours), keys(&real));
+
+    let attention = |t: &&TensorInfo| t.name.contains(".attn") || t.name.contains(".indexer");
+    let names = |gguf: &Gguf| -> Vec<_> {
+        let tensors = gguf.tensors().iter().filter(attention);
+        tensors.map(|t| (t.name.clone(), t.dims.len(), t.ty)).collect()
+    };
+    assert_eq!(names(&ours), names(&real));
+    assert_eq!(ours.tensors().len(), names(&ours).len());
+    Ok(())
+}
+
+/// GLM-5's published dimensions, and the seed in the name.
+#[test]
+fn dimensions_are_glm_5s() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let mut spec =
+        Spec::new(Preset::by_name("glm-5").ok_or("preset")?, FileType::by_name("q4_k_m").ok_or("type")?);
+    spec.seed = 77;
+    let gguf = make(folder.path(), &spec)?;
+    for (name, dims) in [
+        ("attn_k_b.weight", &[192, 512, 64][..]),
+        ("attn_v_b.weight", &[512, 256, 64]),
+        ("attn_q_a.weight", &[6144, 2048]),
+        ("attn_q_b.weight", &[2048, 64 * 256]),
+        ("attn_kv_a_mqa.weight", &[6144, 576]),
+        ("attn_output.weight", &[64 * 256, 6144]),
+        ("indexer.attn_q_b.weight", &[2048, 4096]),
+    ] {
+        assert_eq!(gguf.tensor(&format!("blk.0.{name}")).ok_or(name)?.dims, dims, "{name}");
+    }
+    // Of 393,216 blocks no two are the same.
+    let output = gguf.bytes(gguf.tensor("blk.0.attn_output.weight").ok_or("output")?)?;
+    let blocks: std::collections::HashSet<_> = output.chunks_exact(144).collect();
+    assert_eq!(blocks.len(), 64 * 256 * 6144 / 256);
+    let name = gguf.metadata().str("general.name")?.ok_or("name")?;
+    assert!(name.contains("synthetic") && name.contains("seed 77"), "{name}");
+    Ok(())
+}
+
+/// Decodes a block of one of the types that Q4_K_M and Q8_0 mixes hold, by the formats' definitions.
+fn decode(ty: &str, b: &[u8]) -> Vec<f64> {
+    let half = |at: usize| f64::from(f16::from_le_bytes([b[at], b[at + 1]]));
+    let nibble = |at: usize, high: bool| f64::from(if high { b[at] >> 4 } else { b[at] & 15 });
+    match ty {
+        "F32" => vec![f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))],
+        "Q8_0" => (0..32).map(|i| half(0) * f64::from(b[2 + i] as i8)).collect(),
+        "Q5_0" => {
+            let high = u32::from_le_bytes([b[2], b[3], b[4], b[5]]);
+            let q = |i: usize| nibble(6 + i % 16, i >= 16) + f64::from(high >> i & 1) * 16.0;
+            (0..32).map(|i| half(0) * (q(i) - 16.0)).collect()
+        }
+        _ => {
+            assert_eq!(ty, "Q4_K");
+            let s = &b[4..16];
+            let scales = |k: usize| match k {
+                0..4 => (s[k] & 63, s[k + 4] & 63),
+                _ => ((s[k + 4] & 15) | (s[k - 4] >> 6) << 4, (s[k + 4] >> 4) | (s[k] >> 6) << 4),
+            };
+            let value = |i: usize| {
+                let (k, l) = (i / 32, i % 32);
+                let (scale, min) = scales(k);
+                let q = nibble(16 + 32 * (k / 2) + l, k % 2 == 1);
+                half(0) * f64::from(scale) * q - half(2) * f64::from(min)
+            };
+            (0..256).map(value).collect()
+        }
+    }
+}
+
+/// Rows have rms 1/√(row length), means near zero; norms lie in [0.5, 1.5].
+#[test]
+fn weights_have_the_size_asked_for() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    for file_type in ["Q4_K_M", "Q8_0"] {
+        let gguf = make(folder.path(), &spec("glm-5", file_type, 2)?)?;
+        for tensor in gguf.tensors() {
+            let ty = tensor.ty.known().ok_or("type")?;
+            let blocks = gguf.bytes(tensor)?.chunks_exact(ty.block_bytes());
+            let values: Vec<f64> = blocks.flat_map(|b| decode(ty.name(), b)).collect();
+            assert_eq!(values.len() as u64, tensor.elements());
+            assert!(values.iter().all(|v| v.is_finite()));
+            let name = format!("{file_type} {}", tensor.name);
+            if tensor.dims.len() == 1 {
+                let (low, high) = if name.ends_with("bias") { (-0.5, 0.5) } else { (0.5, 1.5) };
+                assert!(values.iter().all(|v| (low..=high).contains(v)), "{name}");
+                continue;
+            }
+            let row = tensor.dims[0] as f64;
+            let square = |v: &[f64]| v.iter().map(|v| v * v).sum::<f64>() / v.len() as f64 * row;
+            // Values that share a sub-block's scales are one draw of a mean square X. X is between 0 and
+            // 4.6 of its mean (Q4_K, scale 63 and minimum 0: 77.5 · 63² / 66728), so its relative
+            // standard deviation is below √(1 · (4.6 − 1)) < 2. Six deviations of the mean of all draws.
+            let draws = (values.len() / 32) as f64;
+            let whole = square(&values);
+            assert!((whole - 1.0).abs() < 6.0 * 2.0 / draws.sqrt(), "{name}: mean square {whole}");
+            let mean = values.iter().sum::<f64>() / values.len() as f64 * row.sqrt();
+            assert!(mean.abs() < 0.03, "{name}: mean {mean} rms");
+            // A row of two blocks has 16 draws: this only finds rows of another size altogether.
+            for (i, v) in values.chunks(tensor.dims[0] as usize).enumerate() {
+                assert!((0.2..3.0).contains(&square(v)), "{name} row {i}: {}", square(v));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn bytes_depend_on_the_seed_alone() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let file = |threads: usize, spec: &Spec| -> Result<Vec<u8>, Box<dyn Error>> {
+        let path = folder.path().join(format!("{threads}.gguf"));
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+        pool.install(|| write(spec, &path, &mut |_, _| ()).map(drop))?;
+        Ok(std::fs::read(path)?)
+    };
+    let mut spec = spec("glm-5", "Q4_K_M", 2)?;
+    let one = file(1, &spec)?;
+    assert!(one == file(3, &spec)?);
+    spec.seed = 1;
+    assert!(one != file(1, &spec)?);
+
+    // A layer is the same whatever follows it, and another layer is another one.
+    (spec.seed, spec.layers) = (0, 2);
+    let two = make(folder.path(), &spec)?;
+    let single = Gguf::open(&folder.path().join("3.gguf"))?;
+    for tensor in single.tensors() {
+        let same = two.tensor(&tensor.name).ok_or("tensor")?;
+        assert!(single.bytes(tensor)? == two.bytes(same)?, "{}", tensor.name);
+        let other = two.tensor(&tensor.name.replace("blk.0", "blk.1")).ok_or("tensor")?;
+        assert!(single.bytes(tensor)? != two.bytes(other)?, "{}", tensor.name);
+    }
+    Ok(())
+}
+
+#[test]
+fn impossible_models_are_errors() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("synth.gguf");
+    for (layers, heads) in [(0, 1), (513, 1), (1, 0), (1, 1 << 40)] {
+        let spec = Spec { layers, ..spec("glm-5", "Q8_0", heads)? };
+        let error = write(&spec, &path, &mut |_, _| ()).err().ok_or("expected an error")?;
+        assert!(matches!(error, SynthError::Number { .. }), "{error}");
+        assert_eq!(error.to_string().lines().count(), 3);
+    }
+    assert!(!path.exists());
+    assert!(Preset::by_name("glm-6").is_none() && FileType::by_name("Q9").is_none());
+    Ok(())
+}
