@@ -1,21 +1,127 @@
-//! stub until h3 lands
-use super::*;
+/*!
+The engine `cpu`: what a GPU kernel computes, emulated bit for bit by the contract that it declares.
+
+Operands lie on the grid of a dtype (bf16, f16, f32), products are exact, accumulators are float32 and round
+as [`sum`] says; elementwise stages work in float32; attention is an online softmax over tiles with P cast
+before P·V, decode rows are computed in splits and merged. Nothing depends on threads, on the other
+requests of a batch or on where pages lie.
+
+It shares with the reference the table of stages, decoding of weights and the formats, no mathematics of a
+stage: [`matrix`], [`elementwise`] and [`attention`] are its own. [`run`] puts the stages in order.
+*/
+
+pub mod attention;
+pub mod elementwise;
+pub mod matrix;
+mod run;
+pub mod sum;
+
+use super::{Description, Engine, EngineError, Sink};
+use crate::case::Case;
+use crate::model::Layer;
 use mla_numeric::DType;
-use mla_reference::Accumulate;
-/// stub
-pub struct CpuEngine { /// s
- pub accumulate: Accumulate, /// s
- pub seams: Seams }
-/// stub
-#[derive(Clone,Debug,Default,PartialEq)]
-pub struct Seams { /// a
- pub merge_base_e: bool, /// b
- pub no_rescale: bool, /// c
- pub skip_key: Option<usize> }
-impl CpuEngine { /// s
- pub fn new(_d: DType, _s: usize) -> Self { CpuEngine{accumulate: Accumulate::Exact, seams: Seams::default()} } }
+use mla_reference::{Accumulate, Contract, Form, RowSum, Softmax, TileOrder};
+
+/// Keys of a tile where nobody asks for another length.
+const TILE: usize = 64;
+
+/// Deliberate faults inside attention, for the fault suite; the default is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seams {
+    /// The merge of splits takes exp where its arguments are made for exp2.
+    pub merge_base_e: bool,
+    /// When the running maximum grows, o and l are not rescaled.
+    pub no_rescale: bool,
+    /// This key position is left out of attention.
+    pub skip_key: Option<usize>,
+}
+
+/// A GPU kernel on the CPU.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuEngine {
+    /// Stored dtype of weights and activations: Bf16, F16 or F32.
+    pub dtype: DType,
+    /// How products add up. `Mma` needs a 16-bit dtype.
+    pub accumulate: Accumulate,
+    /// Keys of a tile.
+    pub tile: usize,
+    /// P is cast to the dtype before P·V (in f32 there is nothing to cast).
+    pub cast_p: bool,
+    /// Splits of the keys in decode; the case's plan must have as many.
+    pub splits: usize,
+    /// Deliberate faults.
+    pub seams: Seams,
+}
+
+impl CpuEngine {
+    /// The usual kernel of a dtype: 16-bit operands in blocks of 16 products, as the cores of a GPU take them,
+    /// or a float32 loop of fmas in chains of 256.
+    pub fn new(dtype: DType, splits: usize) -> CpuEngine {
+        let accumulate = match dtype {
+            DType::F32 => Accumulate::Rn { block: 1, chain: 256 },
+            _ => Accumulate::Rn { block: 16, chain: 0 },
+        };
+        CpuEngine { dtype, accumulate, tile: TILE, cast_p: true, splits, seams: Seams::default() }
+    }
+
+    fn p(&self) -> Option<DType> {
+        (self.cast_p && self.dtype != DType::F32).then_some(self.dtype)
+    }
+
+    /// How products sum, or why this engine can't be.
+    fn sum(&self) -> Result<sum::Sum, EngineError> {
+        let broke = |what: String, fix: &str| {
+            EngineError::Broke(format!("{what}\n  where: engine cpu\n  do: {fix}"))
+        };
+        if !matches!(self.dtype, DType::Bf16 | DType::F16 | DType::F32) {
+            return Err(broke(format!("no kernel computes in {}", self.dtype), "take bf16, f16 or f32"));
+        }
+        let mma = matches!(self.accumulate, Accumulate::Mma { .. });
+        if mma && self.p().is_none() {
+            let what = "a tensor core with 16-bit operands can't multiply a float32 P".to_string();
+            return Err(broke(what, "cast P, or accumulate with rn"));
+        }
+        if self.tile == 0 || self.splits == 0 {
+            return Err(broke("a tile or a number of splits is 0".into(), "take at least 1"));
+        }
+        sum::Sum::new(self.accumulate, self.dtype).ok_or_else(|| {
+            let what = format!("no kernel accumulates {:?} with {} operands", self.accumulate, self.dtype);
+            broke(what, "take rn with a block of 1 or more, or mma with bf16 or f16")
+        })
+    }
+}
+
 impl Engine for CpuEngine {
- fn describe(&self)->Description { Description{name:"cpu",device:String::new()} }
- fn contract(&self)->Contract{Contract::exact()}
- fn run(&self, _l:&Layer,_c:&Case,_f:&[Form],_s:&mut dyn Sink)->Result<(),EngineError>{ Err(EngineError::Broke("stub".into())) }
+    fn describe(&self) -> Description {
+        Description { name: "cpu", device: format!("CPU, a GPU kernel emulated: {}", self.contract()) }
+    }
+
+    fn contract(&self) -> Contract {
+        Contract {
+            weights: self.dtype,
+            norm_weights: DType::F32,
+            activations: self.dtype,
+            partials: DType::F32,
+            accumulate: self.accumulate,
+            norm_cast: None,
+            rope_table: DType::F32,
+            softmax: Softmax {
+                tile: self.tile,
+                order: TileOrder::Forward,
+                p: self.p(),
+                row_sum: RowSum::Unrounded,
+            },
+            splits: self.splits,
+        }
+    }
+
+    fn run(
+        &self,
+        layer: &Layer,
+        case: &Case,
+        forms: &[Form],
+        sink: &mut dyn Sink,
+    ) -> Result<(), EngineError> {
+        run::Run::new(self, layer, case)?.all(forms, sink)
+    }
 }

@@ -1,0 +1,458 @@
+/*!
+The stages in the order of the table: what is multiplied with what, and which rows attend to which keys.
+
+Shared stages come first, then each form's. Every tensor goes through the sink before anything reads it,
+and is dropped when nothing will read it again.
+*/
+
+use super::attention::{Attended, Kernel, Keys, Queries};
+use super::elementwise::{Turn, rms_norm, temperature};
+use super::matrix::{Held, Operand, Panels, Part, TOKENS, Transposed, narrow, project, read, write};
+use super::sum::Sum;
+use super::{CpuEngine, EngineError, Sink};
+use crate::case::Case;
+use crate::engine::SinkError;
+use crate::model::Layer;
+use crate::trace::{Tensor, TensorId};
+use mla_reference::{Contract, Form, Geometry, Phase, Plan, Sequence, Stage, WEIGHTS, Weight};
+use rayon::prelude::*;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// Rows of attention that a thread handles at once.
+const ATTENTION_ROWS: usize = 64;
+
+/// One run of one plan.
+pub struct Run<'a> {
+    engine: &'a CpuEngine,
+    contract: Contract,
+    sum: Sum,
+    layer: &'a Layer<'a>,
+    case: &'a Case,
+}
+
+/// Tensors that forms read.
+struct Shared {
+    q: Tensor,
+    cache: Tensor,
+}
+
+/// What the attention of a form reads.
+enum Inputs<'t> {
+    Fused { q: &'t Tensor, k: Tensor, v: Tensor },
+    Absorbed { q: &'t Tensor, q_latent: Tensor, cache: &'t Tensor },
+}
+
+/// Rows of attention that share keys: one thread's work.
+struct Task<'p> {
+    seq: &'p Sequence,
+    /// (new token of the sequence, head).
+    rows: Vec<(usize, usize)>,
+    keys: Range<usize>,
+    /// Row of the sequence's first token in the output.
+    first_row: usize,
+}
+
+impl<'a> Run<'a> {
+    /// Refuses what can't be computed.
+    pub fn new(engine: &'a CpuEngine, layer: &'a Layer<'a>, case: &'a Case) -> Result<Run<'a>, EngineError> {
+        use crate::engine::Engine;
+        let run = Run { engine, contract: engine.contract(), sum: engine.sum()?, layer, case };
+        let broke = |what: String| {
+            Err(EngineError::Broke(format!(
+                "{what}\n  where: engine cpu, layer {}\n  do: build the case for this engine and this layer",
+                layer.index
+            )))
+        };
+        if case.plan.splits != engine.splits {
+            return broke(format!("the plan has {} splits, the engine {}", case.plan.splits, engine.splits));
+        }
+        let g = run.geometry();
+        if case.given.hidden.dim() != (case.plan.tokens(), g.hidden) {
+            return broke(format!("hidden states of shape {:?} do not fit the plan", case.given.hidden.dim()));
+        }
+        let fits = |(i, s): (usize, &Sequence)| {
+            let context = case.given.context.get(i).map_or((0, g.cache()), |c| c.dim());
+            context == (s.context, g.cache()) && s.slots.len() == s.keys()
+        };
+        if !case.plan.sequences.iter().enumerate().all(fits) {
+            return broke("context rows or slots do not fit the plan".into());
+        }
+        for row in WEIGHTS.iter().filter(|r| r.weight.exists(g)) {
+            let (rows, cols) = row.weight.matrix(g);
+            let found = if row.weight.is_norm() {
+                layer.weights.norm(row.weight).map(|n| (1, n.len()))
+            } else {
+                layer.weights.matrix(row.weight).map(|m| (m.rows(), m.cols()))
+            };
+            if found != Some((rows, cols)) {
+                return broke(format!("weight {} is {found:?}, not [{rows}, {cols}]", row.weight));
+            }
+        }
+        Ok(run)
+    }
+
+    /// Weights, shared stages, then form after form.
+    pub fn all(&self, forms: &[Form], sink: &mut dyn Sink) -> Result<(), EngineError> {
+        self.weights(sink)?;
+        let shared = self.shared(sink)?;
+        Ok(forms.iter().try_for_each(|form| self.form(*form, &shared, sink))?)
+    }
+
+    fn geometry(&self) -> &'a Geometry {
+        &self.layer.spec.geometry
+    }
+
+    fn plan(&self) -> &'a Plan {
+        &self.case.plan
+    }
+
+    fn weights(&self, sink: &mut dyn Sink) -> Result<(), SinkError> {
+        for w in WEIGHTS.iter().map(|r| r.weight).filter(|w| w.exists(self.geometry())) {
+            if w.is_norm() {
+                let values: Vec<f64> = self.norm_weight(w).iter().map(|v| f64::from(*v)).collect();
+                sink.norm(w, &values)?;
+            } else if let Some(held) = self.held(w) {
+                sink.weight(w, &held)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn held(&self, w: Weight) -> Option<Held<'a>> {
+        Some(Held { exact: self.layer.weights.matrix(w)?, dtype: self.engine.dtype })
+    }
+
+    fn norm_weight(&self, w: Weight) -> Vec<f32> {
+        let exact = self.layer.weights.norm(w).unwrap_or_default();
+        let mut held = vec![0.0; exact.len()];
+        narrow(exact, &mut held);
+        held
+    }
+
+    fn zeros(&self, id: TensorId) -> Tensor {
+        let partial = matches!(id.stage, Stage::PartO | Stage::PartLse | Stage::Lse);
+        let dtype = if partial { self.contract.partials } else { self.engine.dtype };
+        Tensor::zeros(id, self.plan(), self.geometry(), dtype)
+    }
+
+    /// All stages up to the cache.
+    fn shared(&self, sink: &mut dyn Sink) -> Result<Shared, SinkError> {
+        let (g, spec) = (self.geometry(), &self.layer.spec);
+        let positions = &self.plan().positions;
+        let norm = |stage, input: &Tensor, width, weight, eps: f64| {
+            let gamma = self.norm_weight(weight);
+            self.each_row(stage, input, 0..width, &|_, x| rms_norm(x, &gamma, eps as f32))
+        };
+        let product = |stage, input: &Tensor, weight| {
+            self.product(TensorId::shared(stage), input, 0..input.cols, weight)
+        };
+
+        let mut hidden = self.zeros(TensorId::shared(Stage::Hidden));
+        for (i, row) in self.case.given.hidden.rows().into_iter().enumerate() {
+            hidden.write(i, 0, &row.to_vec());
+        }
+        let hidden = put(sink, Stage::Hidden, hidden)?;
+        let attn_in =
+            put(sink, Stage::AttnIn, norm(Stage::AttnIn, &hidden, g.hidden, Weight::GAttn, spec.eps_attn))?;
+        drop(hidden);
+        let q_raw = if g.q_rank > 0 {
+            let q_a = put(sink, Stage::QA, product(Stage::QA, &attn_in, Weight::WQA))?;
+            let normed = norm(Stage::QANormed, &q_a, g.q_rank, Weight::GQ, spec.eps_latent);
+            let normed = put(sink, Stage::QANormed, normed)?;
+            product(Stage::QRaw, &normed, Weight::WQB)
+        } else {
+            product(Stage::QRaw, &attn_in, Weight::WQ)
+        };
+        let q_raw = put(sink, Stage::QRaw, q_raw)?;
+        let q = self.each_row(Stage::Q, &q_raw, 0..q_raw.cols, &|t, x| {
+            let turn = Turn::new(&spec.rope, positions[t]);
+            for head in x.chunks_exact_mut(g.key()) {
+                turn.apply(&mut head[g.nope..]);
+            }
+            if let Some(factor) = spec.temperature.map(|f| temperature(&f, positions[t])) {
+                x.iter_mut().for_each(|v| *v *= factor);
+            }
+        });
+        drop(q_raw);
+        let q = put(sink, Stage::Q, q)?;
+        let kv_a = put(sink, Stage::KvA, product(Stage::KvA, &attn_in, Weight::WKvA))?;
+        drop(attn_in);
+        let latent = norm(Stage::KvCNormed, &kv_a, g.latent, Weight::GKv, spec.eps_latent);
+        let latent = put(sink, Stage::KvCNormed, latent)?;
+        let k_pe = self.each_row(Stage::KPe, &kv_a, g.latent..g.cache(), &|t, x| {
+            Turn::new(&spec.rope, positions[t]).apply(x);
+        });
+        let k_pe = put(sink, Stage::KPe, k_pe)?;
+        let cache = put(sink, Stage::Cache, self.cache(&latent, &k_pe))?;
+        Ok(Shared { q, cache })
+    }
+
+    /// An elementwise stage: columns `cols` of each row, changed in float32, rounded once.
+    fn each_row(
+        &self,
+        stage: Stage,
+        input: &Tensor,
+        cols: Range<usize>,
+        change: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> Tensor {
+        let mut out = self.zeros(TensorId::shared(stage));
+        let (dtype, row_bytes) = (out.dtype, out.cols * out.dtype.bytes());
+        out.bytes.par_chunks_mut(row_bytes.max(1)).enumerate().for_each(|(t, line)| {
+            let mut x = vec![0.0; cols.len()];
+            read(input, t, cols.clone(), &mut x);
+            change(t, &mut x);
+            let x: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
+            line.copy_from_slice(&dtype.encode(&x));
+        });
+        out
+    }
+
+    /// A product with a whole weight.
+    fn product(&self, id: TensorId, input: &Tensor, cols: Range<usize>, weight: Weight) -> Tensor {
+        let mut out = self.zeros(id);
+        if let Some(w) = self.held(weight) {
+            project(self.sum, input, cols, &Part { rows: 0..w.exact.rows(), weight: &w }, &mut out, 0);
+        }
+        out
+    }
+
+    /// A product a head: columns of `input` from `h · stride` on with head h of the weight.
+    fn product_by_head(&self, id: TensorId, input: &Tensor, stride: usize, weight: Weight) -> Tensor {
+        let mut out = self.zeros(id);
+        if let Some(w) = self.held(weight) {
+            let rows = w.exact.rows() / self.geometry().heads;
+            for h in 0..self.geometry().heads {
+                let part = Part { weight: &w, rows: h * rows..(h + 1) * rows };
+                let cols = h * stride..h * stride + part.cols();
+                project(self.sum, input, cols, &part, &mut out, h * rows);
+            }
+        }
+        out
+    }
+
+    /// The pool: NaN where nobody writes, context as given, new tokens by slot.
+    fn cache(&self, latent: &Tensor, k_pe: &Tensor) -> Tensor {
+        let mut pool = self.zeros(TensorId::shared(Stage::Cache));
+        // All bits set is a NaN in every format of this engine.
+        pool.bytes.fill(0xff);
+        let (wide, narrow) = (latent.cols * pool.dtype.bytes(), k_pe.cols * pool.dtype.bytes());
+        for (i, seq) in self.plan().sequences.iter().enumerate() {
+            for (position, &slot) in seq.slots.iter().enumerate() {
+                if position < seq.context {
+                    pool.write(slot, 0, &self.case.given.context[i].row(position).to_vec());
+                } else {
+                    let t = seq.tokens.start + position - seq.context;
+                    let row = &mut pool.bytes[slot * (wide + narrow)..][..wide + narrow];
+                    row[..wide].copy_from_slice(&latent.bytes[t * wide..][..wide]);
+                    row[wide..].copy_from_slice(&k_pe.bytes[t * narrow..][..narrow]);
+                }
+            }
+        }
+        pool
+    }
+
+    /// Everything after the cache.
+    fn form(&self, form: Form, shared: &Shared, sink: &mut dyn Sink) -> Result<(), SinkError> {
+        let g = self.geometry();
+        let id = |stage| TensorId::of(stage, form);
+        let hand = |sink: &mut dyn Sink, stage, mut t: Tensor| {
+            sink.tensor(id(stage), &mut t).map(|_| t)
+        };
+        let inputs = match form {
+            Form::Fused => {
+                let k = hand(sink, Stage::K, self.keys(&shared.cache))?;
+                let v = hand(sink, Stage::V, self.values(&shared.cache))?;
+                Inputs::Fused { q: &shared.q, k, v }
+            }
+            Form::Absorbed => {
+                let q_latent = self.product_by_head(id(Stage::QLatent), &shared.q, g.key(), Weight::WUk);
+                let q_latent = hand(sink, Stage::QLatent, q_latent)?;
+                Inputs::Absorbed { q: &shared.q, q_latent, cache: &shared.cache }
+            }
+        };
+        let attended = if form == Form::Fused { Stage::AttnOut } else { Stage::OLatent };
+        let (mut o, mut lse) = (self.zeros(id(attended)), self.zeros(id(Stage::Lse)));
+        if self.plan().has(Stage::PartO) {
+            let (mut part_o, mut part_lse) = (self.zeros(id(Stage::PartO)), self.zeros(id(Stage::PartLse)));
+            self.attention(&inputs, true, &mut part_o, &mut part_lse);
+            let part_o = hand(sink, Stage::PartO, part_o)?;
+            let part_lse = hand(sink, Stage::PartLse, part_lse)?;
+            self.merge(&part_o, &part_lse, &mut o, &mut lse);
+        }
+        self.attention(&inputs, false, &mut o, &mut lse);
+        drop(inputs);
+        let attn_out = if form == Form::Fused {
+            hand(sink, Stage::Lse, lse)?;
+            o
+        } else {
+            let o_latent = hand(sink, Stage::OLatent, o)?;
+            hand(sink, Stage::Lse, lse)?;
+            self.product_by_head(id(Stage::AttnOut), &o_latent, g.latent, Weight::WUv)
+        };
+        let attn_out = hand(sink, Stage::AttnOut, attn_out)?;
+        let out = self.product(id(Stage::Out), &attn_out, 0..attn_out.cols, Weight::WO);
+        hand(sink, Stage::Out, out).map(|_| ())
+    }
+
+    /// Rows of the cache in the order of all sequences' keys.
+    fn slots(&self) -> Vec<usize> {
+        self.plan().sequences.iter().flat_map(|s| s.slots.iter().copied()).collect()
+    }
+
+    /// k: each head's latent · w_uk, beside a copy of the rope columns.
+    fn keys(&self, cache: &Tensor) -> Tensor {
+        let g = self.geometry();
+        let mut k = self.zeros(TensorId::of(Stage::K, Form::Fused));
+        let slots = self.slots();
+        if let Some(w) = self.held(Weight::WUk) {
+            for (i, rows) in slots.chunks(TOKENS).enumerate() {
+                let latent = Panels::gather(cache, rows, 0..g.latent);
+                for h in 0..g.heads {
+                    let w = Transposed::new(&Part { weight: &w, rows: h * g.latent..(h + 1) * g.latent });
+                    latent.multiply(self.sum, &w, &mut k, i * TOKENS, h * g.key());
+                }
+            }
+        }
+        let n = k.dtype.bytes();
+        let (row, pe) = (k.cols * n, g.rope * n);
+        for (line, slot) in k.bytes.chunks_exact_mut(row).zip(&slots) {
+            let from = &cache.bytes[(slot * g.cache() + g.latent) * n..][..pe];
+            for head in line.chunks_exact_mut(g.key() * n) {
+                head[g.nope * n..].copy_from_slice(from);
+            }
+        }
+        k
+    }
+
+    fn values(&self, cache: &Tensor) -> Tensor {
+        let mut v = self.zeros(TensorId::of(Stage::V, Form::Fused));
+        if let Some(w) = self.held(Weight::WUv) {
+            let w = Part { rows: 0..w.exact.rows(), weight: &w };
+            for (i, rows) in self.slots().chunks(TOKENS).enumerate() {
+                let latent = Panels::gather(cache, rows, 0..self.geometry().latent);
+                latent.multiply(self.sum, &w, &mut v, i * TOKENS, 0);
+            }
+        }
+        v
+    }
+
+    /// Attention of decode rows split by split (`parts`), or of all rows that are not split.
+    fn attention(&self, inputs: &Inputs, parts: bool, o: &mut Tensor, lse: &mut Tensor) {
+        let p = self.contract.softmax.p;
+        let c = (self.layer.spec.scale * std::f64::consts::LOG2_E) as f32;
+        let kernel = Kernel { sum: self.sum, c, cast: p, seams: self.engine.seams };
+        let out = Mutex::new((o, lse));
+        self.tasks(inputs, parts).par_iter().for_each(|task| {
+            let queries = self.queries(inputs, task);
+            let tiles = self.contract.tiles(task.keys.clone());
+            let Attended { o, lse } = kernel.attend(&queries, &self.keys_of(inputs, task), &tiles);
+            let width = o.len() / task.rows.len().max(1);
+            let mut out = out.lock().unwrap_or_else(PoisonError::into_inner);
+            for (i, &(token, head)) in task.rows.iter().enumerate() {
+                let row = task.first_row + token;
+                write(out.0, row, head * width, &o[i * width..(i + 1) * width]);
+                write(out.1, row, head, &lse[i..i + 1]);
+            }
+        });
+    }
+
+    fn tasks(&self, inputs: &Inputs, parts: bool) -> Vec<Task<'a>> {
+        let heads = self.geometry().heads;
+        let decode_rows = self.plan().decode_rows();
+        let (mut all, mut decode) = (Vec::new(), 0);
+        for (_, seq, rows) in self.plan().attention_rows() {
+            let index = decode;
+            decode += usize::from(seq.phase() == Phase::Decode);
+            if self.plan().is_split(seq.phase()) != parts {
+                continue;
+            }
+            let tokens = 0..seq.tokens.len();
+            // Heads share the keys of a latent cache; else each has its own.
+            let groups: Vec<Vec<(usize, usize)>> = match inputs {
+                Inputs::Absorbed { .. } => {
+                    vec![tokens.flat_map(|t| (0..heads).map(move |h| (t, h))).collect()]
+                }
+                Inputs::Fused { .. } => {
+                    (0..heads).map(|h| tokens.clone().map(|t| (t, h)).collect()).collect()
+                }
+            };
+            let ranges =
+                if parts { self.contract.split_ranges(seq.keys()) } else { vec![0..seq.keys()] };
+            for (split, keys) in ranges.into_iter().enumerate() {
+                let first_row = if parts { split * decode_rows + index } else { rows.start };
+                for rows in groups.iter().flat_map(|g| g.chunks(ATTENTION_ROWS)) {
+                    all.push(Task { seq, rows: rows.to_vec(), keys: keys.clone(), first_row });
+                }
+            }
+        }
+        all
+    }
+
+    fn queries(&self, inputs: &Inputs, task: &Task) -> Queries {
+        let g = self.geometry();
+        let mut q = Vec::new();
+        for &(token, h) in &task.rows {
+            let row = task.seq.tokens.start + token;
+            let mut append = |tensor: &Tensor, cols: Range<usize>| {
+                let at = q.len();
+                q.resize(at + cols.len(), 0.0);
+                read(tensor, row, cols, &mut q[at..]);
+            };
+            match inputs {
+                Inputs::Fused { q, .. } => append(q, h * g.key()..(h + 1) * g.key()),
+                Inputs::Absorbed { q, q_latent, .. } => {
+                    append(q_latent, h * g.latent..(h + 1) * g.latent);
+                    append(q, h * g.key() + g.nope..(h + 1) * g.key());
+                }
+            }
+        }
+        Queries { q, visible: task.rows.iter().map(|(token, _)| task.seq.visible(*token)).collect() }
+    }
+
+    fn keys_of<'t>(&self, inputs: &'t Inputs, task: &Task) -> Keys<'t> {
+        let g = self.geometry();
+        match inputs {
+            Inputs::Fused { k, v, .. } => {
+                let h = task.rows.first().map_or(0, |r| r.1);
+                let same = |(_, s, _): &(usize, &Sequence, Range<usize>)| std::ptr::eq(*s, task.seq);
+                let rows = self.plan().key_rows().find(same).map_or(0..0, |r| r.2).collect();
+                let (kc, vc) = (h * g.key()..(h + 1) * g.key(), h * g.value..(h + 1) * g.value);
+                Keys { k: (k, kc), v: (v, vc), rows }
+            }
+            Inputs::Absorbed { cache, .. } => {
+                Keys { k: (cache, 0..g.cache()), v: (cache, 0..g.latent), rows: task.seq.slots.clone() }
+            }
+        }
+    }
+
+    /// Decode rows out of their splits, in float32.
+    fn merge(&self, part_o: &Tensor, part_lse: &Tensor, o: &mut Tensor, lse: &mut Tensor) {
+        let (heads, splits) = (self.geometry().heads, self.plan().splits);
+        let kernel = Kernel { sum: self.sum, c: 0.0, cast: None, seams: self.engine.seams };
+        let decode_rows = self.plan().decode_rows();
+        let width = part_o.cols / heads.max(1);
+        let rows = self.plan().attention_rows().filter(|(_, s, _)| s.phase() == Phase::Decode);
+        for (i, (_, _, to)) in rows.enumerate() {
+            for h in 0..heads {
+                let part = |s: usize| part_lse.get(s * decode_rows + i, h) as f32;
+                let (w, total) = kernel.merge(&(0..splits).map(part).collect::<Vec<_>>());
+                let (mut x, mut one) = (vec![0.0; width], vec![0.0; width]);
+                // A split of no weight is not read: it may hold nothing.
+                for (s, w) in w.iter().enumerate().filter(|(_, w)| **w != 0.0) {
+                    read(part_o, s * decode_rows + i, h * width..(h + 1) * width, &mut one);
+                    x.iter_mut().zip(&one).for_each(|(x, o)| *x += w * o);
+                }
+                write(o, to.start, h * width, &x);
+                write(lse, to.start, h, &[total]);
+            }
+        }
+    }
+}
+
+/// Hands a shared tensor over and takes back what is to be used.
+fn put(sink: &mut dyn Sink, stage: Stage, mut tensor: Tensor) -> Result<Tensor, SinkError> {
+    sink.tensor(TensorId::shared(stage), &mut tensor)?;
+    Ok(tensor)
+}
+
