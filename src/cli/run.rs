@@ -161,10 +161,16 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
     }
     if let Some(n) = args.threads {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(usize::from(n)).build_global();
-        pool.map_err(|e| Failure::Broke(format!("threads could not be started: {e}\n  where: --threads {n}\n  do: ask for fewer")))?;
+        pool.map_err(|e| {
+            Failure::Broke(format!(
+                "threads could not be started: {e}\n  where: --threads {n}\n  do: ask for fewer"
+            ))
+        })?;
     }
     let path = args.model.as_ref().or(args.model_flag.as_ref());
-    let path = path.ok_or_else(|| Failure::Input("no model file was given\n  where: MODEL\n  do: name a GGUF file".into()))?;
+    let path = path.ok_or_else(|| {
+        Failure::Input("no model file was given\n  where: MODEL\n  do: name a GGUF file".into())
+    })?;
     let model = Model::open(path).map_err(Failure::input)?;
     for w in model.gguf().warnings() {
         out.warn(&w.to_string());
@@ -186,8 +192,13 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
     };
     for (i, &layer) in layers.iter().enumerate() {
         let bar = out.progress(0);
-        let prefix = if layers.len() > 1 { format!("layer {layer} ({} of {}): ", i + 1, layers.len()) } else { String::new() };
-        let result = check::layer(&model, layer, &options, &|what| bar.set_message(format!("{prefix}{what}")));
+        let prefix = if layers.len() > 1 {
+            format!("layer {layer} ({} of {}): ", i + 1, layers.len())
+        } else {
+            String::new()
+        };
+        let result =
+            check::layer(&model, layer, &options, &|what| bar.set_message(format!("{prefix}{what}")));
         bar.finish_and_clear();
         report.layers.push(result.map_err(failure)?);
     }
@@ -213,7 +224,9 @@ fn worst(layers: &[LayerReport]) -> Verdict {
 
 fn failure(e: CheckError) -> Failure {
     match e {
-        CheckError::Engine(e) => Failure::Broke(format!("the engine gave up: {e}\n  where: engine cpu\n  do: report it with the command line")),
+        CheckError::Engine(e) => Failure::Broke(format!(
+            "the engine gave up: {e}\n  where: engine cpu\n  do: report it with the command line"
+        )),
         other => Failure::input(other),
     }
 }
@@ -309,7 +322,12 @@ fn attention(args: &RunArgs, model: &Model, batch: &Batch, out: &mut Output) -> 
 /// Layers as asked for; explicit ones must have MLA, ranges skip those that don't and say so.
 fn layers(asked: Option<&str>, model: &Model, out: &mut Output) -> Result<Vec<usize>, Failure> {
     let with = model.mla_layers();
-    let bad = |what: String, how: &str| Failure::Input(format!("{what}\n  where: --layer\n  do: {how}; layers with MLA attention: {}", list(&with)));
+    let bad = |what: String, how: &str| {
+        Failure::Input(format!(
+            "{what}\n  where: --layer\n  do: {how}; layers with MLA attention: {}",
+            list(&with)
+        ))
+    };
     let Some(asked) = asked else {
         return match with.first() {
             Some(first) => Ok(vec![*first]),
@@ -317,16 +335,24 @@ fn layers(asked: Option<&str>, model: &Model, out: &mut Output) -> Result<Vec<us
         };
     };
     if asked == "all" {
-        return if with.is_empty() { Err(bad("no layer of this file has MLA attention".into(), "choose another file")) } else { Ok(with) };
+        return if with.is_empty() {
+            Err(bad("no layer of this file has MLA attention".into(), "choose another file"))
+        } else {
+            Ok(with)
+        };
     }
     let mut all: Vec<usize> = Vec::new();
     let mut skipped = Vec::new();
     for part in asked.split(',').map(str::trim) {
         let nonsense = || bad(format!("'{part}' is not a layer"), "write N, A..B, a comma list, or all");
         if let Some((a, b)) = part.split_once("..") {
-            let (a, b): (usize, usize) = (a.parse().map_err(|_| nonsense())?, b.parse().map_err(|_| nonsense())?);
+            let (a, b): (usize, usize) =
+                (a.parse().map_err(|_| nonsense())?, b.parse().map_err(|_| nonsense())?);
             if a > b || b >= model.blocks {
-                return Err(bad(format!("layers {part} do not lie in a model of {} layers", model.blocks), "write A..B, both ends included"));
+                return Err(bad(
+                    format!("layers {part} do not lie in a model of {} layers", model.blocks),
+                    "write A..B, both ends included",
+                ));
             }
             for n in a..=b {
                 if with.contains(&n) { all.push(n) } else { skipped.push(n) }
@@ -357,13 +383,26 @@ fn check_report_path(path: &std::path::Path) -> Result<(), Failure> {
     if json && !missing {
         return Ok(());
     }
-    let what = if json { "the report's folder does not exist" } else { "a report of this kind is not part of this version" };
-    Err(Failure::Input(format!("{what}\n  where: --report {}\n  do: name a .json file in a folder that exists", path.display())))
+    let what = if json {
+        "the report's folder does not exist"
+    } else {
+        "a report of this kind is not part of this version"
+    };
+    Err(Failure::Input(format!(
+        "{what}\n  where: --report {}\n  do: name a .json file in a folder that exists",
+        path.display()
+    )))
 }
 
 fn write_report(path: &std::path::Path, report: &Report) -> Result<(), Failure> {
-    let write = npy::write_atomically(path, |out| serde_json::to_writer_pretty(out, report).map_err(Into::into));
-    write.map_err(|e| Failure::Input(format!("the report could not be written: {e}\n  where: {}\n  do: check room and permissions", path.display())))
+    let write =
+        npy::write_atomically(path, |out| serde_json::to_writer_pretty(out, report).map_err(Into::into));
+    write.map_err(|e| {
+        Failure::Input(format!(
+            "the report could not be written: {e}\n  where: {}\n  do: check room and permissions",
+            path.display()
+        ))
+    })
 }
 
 /// The command line as it can be pasted.

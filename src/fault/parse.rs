@@ -62,7 +62,9 @@ impl Fault {
         let bad = |why: String| FaultError::Value(why, text.to_string(), form(name));
         let stage = match tensor {
             None => None,
-            Some(t) => Some(Stage::from_name(t).ok_or_else(|| bad(format!("'{t}' is not a tensor of the table")))?),
+            Some(t) => {
+                Some(Stage::from_name(t).ok_or_else(|| bad(format!("'{t}' is not a tensor of the table")))?)
+            }
         };
         let number = || -> Result<f64, FaultError> {
             let v = value.ok_or_else(|| bad("a size is missing".into()))?;
@@ -149,7 +151,18 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for t in ["", "nope", "x-element", "softmax-scale", "softmax-scale=inf", "output-gain=1@x", "swap-heads=1", "drop-token=-1", "rope-offset=1@v", "shard-zero"] {
+        for t in [
+            "",
+            "nope",
+            "x-element",
+            "softmax-scale",
+            "softmax-scale=inf",
+            "output-gain=1@x",
+            "swap-heads=1",
+            "drop-token=-1",
+            "rope-offset=1@v",
+            "shard-zero",
+        ] {
             assert!(Fault::parse(t, 0).is_err(), "{t}");
         }
     }

@@ -61,7 +61,13 @@ impl ModelReport {
         ModelReport {
             files: model.gguf().parts().iter().map(|p| p.path().display().to_string()).collect(),
             architecture: model.arch.name,
-            name: model.gguf().metadata().str("general.name").ok().flatten().map(|n| n.escape_debug().to_string()),
+            name: model
+                .gguf()
+                .metadata()
+                .str("general.name")
+                .ok()
+                .flatten()
+                .map(|n| n.escape_debug().to_string()),
             layers: model.blocks,
         }
     }
@@ -143,14 +149,17 @@ pub fn not_judged(options: &Options) -> Vec<String> {
     let mut all = vec![
         "whether the file's weights are the right ones: `inspect` shows headers and shapes only".to_string(),
         "what a serving engine computes from this file".to_string(),
-        "anything outside attention: router, experts, norms after attention, sampling, chat template".to_string(),
+        "anything outside attention: router, experts, norms after attention, sampling, chat template"
+            .to_string(),
     ];
     match options.engine {
-        EngineKind::Cpu => all.push(
-            "GPU kernels: engine cpu emulates a kernel's arithmetic, it runs none".to_string(),
-        ),
+        EngineKind::Cpu => {
+            all.push("GPU kernels: engine cpu emulates a kernel's arithmetic, it runs none".to_string())
+        }
         EngineKind::Reference => {
-            all.push("any engine: the float64 reference was computed, nothing was held against it".to_string());
+            all.push(
+                "any engine: the float64 reference was computed, nothing was held against it".to_string(),
+            );
         }
     }
     if options.engine != EngineKind::Reference {

@@ -111,9 +111,13 @@ impl Saver {
             tensors: &self.entries,
         };
         let path = self.dir.join("manifest.json");
-        write_atomically(&path, |out| serde_json::to_writer_pretty(out, &manifest).map_err(Into::into)).map_err(
-            |source| NpyError::Io { what: "writing the manifest", verb: "written", path: path.display().to_string(), source },
-        )
+        write_atomically(&path, |out| serde_json::to_writer_pretty(out, &manifest).map_err(Into::into))
+            .map_err(|source| NpyError::Io {
+                what: "writing the manifest",
+                verb: "written",
+                path: path.display().to_string(),
+                source,
+            })
     }
 }
 
