@@ -6,7 +6,7 @@ Formulas: `y = x / √(mean x² + eps) · γ`; `(a, b) → (a·cos − b·sin, b
 
 use crate::geometry::{Pairing, Rope};
 use mla_numeric::DType;
-use ndarray::{Array1, Array2, ArrayView2};
+use ndarray::{Array2, ArrayView2};
 
 /// x before γ: [rows, width] divided by the root of its mean square plus `eps`.
 pub fn normalise(x: ArrayView2<f64>, eps: f64) -> Array2<f64> {
@@ -72,20 +72,14 @@ pub fn rotate(
 
 /// L2 norms of blocks of 128 columns: [rows, ceil(width/128)].
 pub fn block_norms(x: ArrayView2<f64>) -> Array2<f64> {
-    let blocks = x.ncols().div_ceil(128);
-    let mut out = Array2::zeros((x.nrows(), blocks));
+    let mut out = Array2::zeros((x.nrows(), x.ncols().div_ceil(128)));
     for (row, mut norms) in x.rows().into_iter().zip(out.rows_mut()) {
-        for (b, n) in norms.iter_mut().enumerate() {
-            let part = row.slice(ndarray::s![b * 128..((b + 1) * 128).min(x.ncols())]);
+        let row = row.to_vec();
+        for (n, part) in norms.iter_mut().zip(row.chunks(128)) {
             *n = part.iter().map(|v| v * v).sum::<f64>().sqrt();
         }
     }
     out
-}
-
-/// A vector as one row.
-pub fn row_of(v: &[f64]) -> Array2<f64> {
-    Array1::from(v.to_vec()).insert_axis(ndarray::Axis(0))
 }
 
 #[cfg(test)]

@@ -10,19 +10,19 @@ Chunks keep memory flat: a stage's output never stands whole in float64 unless s
 */
 
 use crate::attention::{Attended, Head, attend, merge_weights, strided};
-use crate::contract::Contract;
+use crate::contract::{Accumulate, Contract};
 use crate::elementwise::{block_norms, normalise, rope_table, rotate};
 use crate::geometry::Spec;
 use crate::plan::{Given, Plan, Sequence};
 use crate::product::{Dense, Rows, Strided, product, product_with_norms};
 use crate::rows::{Part, dense};
 use crate::stage::{Form, Phase, Stage, Weight};
-use ndarray::{Array2, ArrayView2, s};
+use ndarray::{Array2, ArrayView2, Axis, s};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Rows of new tokens in one product: bounds memory for long prefills.
-const TOKEN_CHUNK: usize = 512;
+/// Rows in one product: bounds memory for long prefills and contexts.
+const TOKEN_CHUNK: usize = 1024;
 /// Columns of a product's output in one chunk.
 const COLUMN_CHUNK: usize = 2048;
 /// Rows of attention handled at once.
@@ -50,7 +50,7 @@ pub enum Terms<'a, 'b> {
     Product {
         /// Terms of each sum.
         len: usize,
-        /// Upper bound of Σ|a·b|.
+        /// Upper bound of Σ|a·b|; empty where the contract accumulates exactly.
         size: Array2<f64>,
     },
     /// RMSNorm over `len` values; `z` is the normalised value.
@@ -147,11 +147,14 @@ impl Evaluator<'_> {
             Stage::Cache => self.cache(visit),
             Stage::K => self.keys(visit),
             Stage::V => {
-                let values = |h| (Weight::WUv, h * g.value..(h + 1) * g.value, false);
-                self.heads(stage, g.value, &|h| self.cache_rows(0..g.latent, h), &values, visit);
+                let Some(w) = self.weights.matrix(Weight::WUv) else { return };
+                let latent = self.cache_rows(0..g.latent);
+                for rows in row_chunks(latent.nrows(), TOKEN_CHUNK) {
+                    self.panels(latent.slice(s![rows.clone(), ..]), rows, w, visit);
+                }
             }
             Stage::QLatent => {
-                let absorb = |h| (Weight::WUk, h * g.latent..(h + 1) * g.latent, false);
+                let absorb = |h| (Weight::WUk, h * g.latent..(h + 1) * g.latent);
                 let nope = |h: usize| {
                     let at = h * g.key();
                     self.source.block(Stage::Q, 0..self.plan.tokens(), at..at + g.nope)
@@ -159,7 +162,7 @@ impl Evaluator<'_> {
                 self.heads(stage, g.latent, &nope, &absorb, visit);
             }
             Stage::AttnOut if absorbed => {
-                let values = |h| (Weight::WUv, h * g.value..(h + 1) * g.value, false);
+                let values = |h| (Weight::WUv, h * g.value..(h + 1) * g.value);
                 let rows = 0..self.plan.rows(stage);
                 let latent = |h: usize| {
                     self.source.block(Stage::OLatent, rows.clone(), h * g.latent..(h + 1) * g.latent)
@@ -200,12 +203,23 @@ impl Evaluator<'_> {
         let Some(w) = self.weights.matrix(weight) else { return };
         for rows in row_chunks(self.plan.rows(stage), TOKEN_CHUNK) {
             let a = self.source.block(input, rows.clone(), 0..k);
-            for cols in row_chunks(w.rows(), COLUMN_CHUNK) {
-                let part = Part { inner: w, rows: cols.clone() };
-                let (x, size) = multiply(a.view(), &part);
-                visit(Chunk { rows: rows.clone(), cols, x, terms: Terms::Product { len: k, size } });
-            }
+            self.panels(a.view(), rows, w, visit);
         }
+    }
+
+    /// `a [rows, K] · [M, K]ᵀ`, a panel of columns at a time.
+    fn panels(&self, a: ArrayView2<f64>, rows: Range<usize>, w: &dyn Rows, visit: Visit) {
+        let norms = self.norms(a);
+        for cols in row_chunks(w.rows(), COLUMN_CHUNK) {
+            let part = Part { inner: w, rows: cols.clone() };
+            let (x, size) = multiply(a, &part, norms.as_ref());
+            visit(Chunk { rows: rows.clone(), cols, x, terms: Terms::Product { len: a.ncols(), size } });
+        }
+    }
+
+    /// Norms of blocks of the left side, where a bound will ask for them.
+    fn norms(&self, a: ArrayView2<f64>) -> Option<Array2<f64>> {
+        (self.contract.accumulate != Accumulate::Exact).then(|| block_norms(a))
     }
 
     /// A product a head: `input(h) [rows, K] · W(h) [width, K]ᵀ`, columns `h·width..`, heads in parallel.
@@ -214,18 +228,18 @@ impl Evaluator<'_> {
         stage: Stage,
         width: usize,
         input: &(dyn Fn(usize) -> Array2<f64> + Sync),
-        weight: &(dyn Fn(usize) -> (Weight, Range<usize>, bool) + Sync),
+        weight: &(dyn Fn(usize) -> (Weight, Range<usize>) + Sync),
         visit: Visit,
     ) {
         let total = self.plan.rows(stage);
         (0..self.spec.geometry.heads).into_par_iter().for_each(|h| {
-            let (which, range, transpose) = weight(h);
+            let (which, range) = weight(h);
             let Some(w) = self.weights.matrix(which) else { return };
-            let w = dense(w, range, transpose);
+            let w = dense(w, range, false);
             let a = input(h);
             for rows in row_chunks(total, TOKEN_CHUNK) {
                 let a = a.slice(s![rows.clone(), ..]);
-                let (x, size) = multiply_dense(a, w.view());
+                let (x, size) = multiply(a, &strided(&w), self.norms(a).as_ref());
                 let cols = h * width..(h + 1) * width;
                 visit(Chunk { rows, cols, x, terms: Terms::Product { len: a.ncols(), size } });
             }
@@ -233,7 +247,7 @@ impl Evaluator<'_> {
     }
 
     /// Rows of the cache in the order of keys of all sequences.
-    fn cache_rows(&self, cols: Range<usize>, _head: usize) -> Array2<f64> {
+    fn cache_rows(&self, cols: Range<usize>) -> Array2<f64> {
         let mut all = Array2::zeros((self.plan.rows(Stage::K), cols.len()));
         for (_, seq, rows) in self.plan.key_rows() {
             all.slice_mut(s![rows, ..]).assign(&self.gather(seq, cols.clone()));
@@ -252,20 +266,36 @@ impl Evaluator<'_> {
 
     fn keys(&self, visit: Visit) {
         let g = &self.spec.geometry;
-        let cache = self.cache_rows(0..g.cache(), 0);
         let Some(w) = self.weights.matrix(Weight::WUk) else { return };
-        (0..g.heads).into_par_iter().for_each(|h| {
-            let w = dense(w, h * g.latent..(h + 1) * g.latent, true);
-            for rows in row_chunks(cache.nrows(), TOKEN_CHUNK) {
-                let latent = cache.slice(s![rows.clone(), ..g.latent]);
-                let (x, size) = multiply_dense(latent, w.view());
-                let at = h * g.key();
-                let terms = Terms::Product { len: g.latent, size };
-                visit(Chunk { rows: rows.clone(), cols: at..at + g.nope, x, terms });
-                let x = cache.slice(s![rows.clone(), g.latent..]).to_owned();
-                visit(Chunk { rows, cols: at + g.nope..at + g.key(), x, terms: Terms::Copy });
+        let cache = self.cache_rows(0..g.cache());
+        for rows in row_chunks(cache.nrows(), TOKEN_CHUNK) {
+            let latent = cache.slice(s![rows.clone(), ..g.latent]);
+            let norms = self.norms(latent);
+            // A few heads at a time, so that the rows of the cache are laid out for the product less often.
+            for heads in row_chunks(g.heads, (COLUMN_CHUNK / g.nope).max(1)) {
+                let mut lifted = Array2::zeros((heads.len() * g.nope, g.latent));
+                let parts: Vec<_> = lifted.axis_chunks_iter_mut(Axis(0), g.nope).zip(heads.clone()).collect();
+                parts.into_par_iter().for_each(|(mut part, h)| {
+                    part.assign(&dense(w, h * g.latent..(h + 1) * g.latent, true));
+                });
+                let (x, size) = multiply(latent, &strided(&lifted), norms.as_ref());
+                for (i, h) in heads.enumerate() {
+                    let own = s![.., i * g.nope..(i + 1) * g.nope];
+                    let size =
+                        if size.is_empty() { Array2::zeros((0, 0)) } else { size.slice(own).to_owned() };
+                    let (at, x) = (h * g.key(), x.slice(own).to_owned());
+                    let terms = Terms::Product { len: g.latent, size };
+                    visit(Chunk { rows: rows.clone(), cols: at..at + g.nope, x, terms });
+                    let x = cache.slice(s![rows.clone(), g.latent..]).to_owned();
+                    visit(Chunk {
+                        rows: rows.clone(),
+                        cols: at + g.nope..at + g.key(),
+                        x,
+                        terms: Terms::Copy,
+                    });
+                }
             }
-        });
+        }
     }
 
     fn rotate_q(&self, visit: Visit) {
@@ -463,38 +493,24 @@ pub fn row_chunks(n: usize, size: usize) -> Vec<Range<usize>> {
     (0..n).step_by(size.max(1)).map(|a| a..(a + size).min(n)).collect()
 }
 
-/// a · wᵀ, and an upper bound of Σ|a·w| for each element.
-fn multiply(a: ArrayView2<f64>, w: &dyn Rows) -> (Array2<f64>, Array2<f64>) {
+/// a · wᵀ, and where the norms of a's blocks are given an upper bound of Σ|a·w| for each element:
+/// Σ over blocks of 128 of ‖a_b‖·‖w_b‖.
+fn multiply(a: ArrayView2<f64>, w: &dyn Rows, norms: Option<&Array2<f64>>) -> (Array2<f64>, Array2<f64>) {
     let (tokens, m) = (a.nrows(), w.rows());
-    let blocks = w.cols().div_ceil(128);
     let mut x = Array2::zeros((tokens, m));
-    let mut squares = vec![0.0; m * blocks];
     let a = a.as_standard_layout();
-    if let (Some(a), Some(x)) = (a.as_slice(), x.as_slice_mut()) {
-        product_with_norms(a, tokens, w, x, &mut squares);
-    }
+    let (Some(data), Some(out)) = (a.as_slice(), x.as_slice_mut()) else { return (x, Array2::zeros((0, 0))) };
+    let Some(norms) = norms else {
+        product(data, tokens, w, out);
+        return (x, Array2::zeros((0, 0)));
+    };
+    let blocks = w.cols().div_ceil(128);
+    let mut squares = vec![0.0; m * blocks];
+    product_with_norms(data, tokens, w, out, &mut squares);
     squares.iter_mut().for_each(|v| *v = v.sqrt());
-    let norms = Array2::from_shape_vec((m, blocks), squares).unwrap_or_default();
-    let size = outer(a.view(), norms.view());
-    (x, size)
-}
-
-fn multiply_dense(a: ArrayView2<f64>, w: ArrayView2<f64>) -> (Array2<f64>, Array2<f64>) {
-    let mut x = Array2::zeros((a.nrows(), w.nrows()));
-    let (a, w) = (a.as_standard_layout(), w.as_standard_layout());
-    if let (Some(data), Some(w), Some(x)) = (a.as_slice(), w.as_slice(), x.as_slice_mut()) {
-        product(data, a.nrows(), &Dense { data: w, cols: a.ncols() }, x);
+    let mut size = Array2::zeros((tokens, m));
+    if let (Some(n), Some(size)) = (norms.as_slice(), size.as_slice_mut()) {
+        product(n, tokens, &Dense { data: &squares, cols: blocks }, size);
     }
-    let size = outer(a.view(), block_norms(w.view()).view());
     (x, size)
-}
-
-/// Σ over blocks of ‖a_b‖·‖w_b‖.
-fn outer(a: ArrayView2<f64>, w_norms: ArrayView2<f64>) -> Array2<f64> {
-    let norms = block_norms(a);
-    let mut size = Array2::zeros((a.nrows(), w_norms.nrows()));
-    if let (Some(n), Some(w), Some(out)) = (norms.as_slice(), w_norms.as_slice(), size.as_slice_mut()) {
-        product(n, a.nrows(), &Dense { data: w, cols: w_norms.ncols() }, out);
-    }
-    size
 }

@@ -329,7 +329,10 @@ fn text(r: &Report, width: usize) -> String {
         line("", &format!("{:<10} {:<9} {:<9} {:<9} {}", c.name, values[0], values[1], values[2], values[3]));
     }
     for l in &r.weights {
-        out += &format!("\nlayer {}: role, tensor, type, dims (fastest first), part @ offset; in checkpoints\n", l.layer);
+        out += &format!(
+            "\nlayer {}: role, tensor, type, dims (fastest first), part @ offset; in checkpoints\n",
+            l.layer
+        );
         l.weights.iter().for_each(|w| weight(&mut out, w, width));
     }
     if let Some(tensors) = &r.tensors {

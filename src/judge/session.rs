@@ -18,10 +18,14 @@ use mla_numeric::DType;
 use mla_reference::product::{Dense, Rows};
 use mla_reference::rows::Rounded;
 use mla_reference::{Chunk, Contract, Evaluator, Form, Phase, Scope, Source, Spec, Stage, Weight, Weights};
-use ndarray::Array2;
+use ndarray::{Array2, Axis};
+use rayon::prelude::*;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
+
+/// Rows that one thread compares at a time.
+const ROWS: usize = 32;
 
 /// Where tensors of a run are also written, for `--save`.
 pub trait Recorder {
@@ -241,24 +245,29 @@ impl<'a> Session<'a> {
         let temperature = self.layer.spec.temperature.is_some();
         let visit = |c: Chunk| {
             let b = bound(&self.contract, &c.terms, &c.x, temperature);
-            let mut mine = BTreeMap::<Phase, Tally>::new();
-            let mut o = vec![0.0; c.cols.len()];
-            for (i, row) in c.rows.clone().enumerate() {
-                tensor.read(row, c.cols.clone(), &mut o);
-                let (x, b) = (c.x.row(i), b.row(i));
-                if let (Some(x), Some(b)) = (x.as_slice(), b.as_slice()) {
-                    let at = (row, c.cols.start, tensor.cols);
-                    mine.entry(phase_of[row]).or_default().row(tensor.dtype, at, &o, x, b);
-                    if let Some(r) = &reference {
-                        let mut r = r.lock().unwrap_or_else(PoisonError::into_inner);
-                        r.write(row, c.cols.start, x);
+            let (x, b) = (c.x.as_standard_layout(), b.as_standard_layout());
+            let width = c.cols.len();
+            let rows: Vec<_> =
+                x.axis_chunks_iter(Axis(0), ROWS).zip(b.axis_chunks_iter(Axis(0), ROWS)).collect();
+            rows.into_par_iter().enumerate().for_each(|(i, (x, b))| {
+                let mut mine = BTreeMap::<Phase, Tally>::new();
+                let mut o = vec![0.0; width];
+                for (j, (x, b)) in x.rows().into_iter().zip(b.rows()).enumerate() {
+                    let row = c.rows.start + i * ROWS + j;
+                    tensor.read(row, c.cols.clone(), &mut o);
+                    if let (Some(x), Some(b)) = (x.as_slice(), b.as_slice()) {
+                        let at = (row, c.cols.start, tensor.cols);
+                        mine.entry(phase_of[row]).or_default().row(tensor.dtype, at, &o, x, b);
+                        if let Some(r) = &reference {
+                            r.lock().unwrap_or_else(PoisonError::into_inner).write(row, c.cols.start, x);
+                        }
                     }
                 }
-            }
-            let mut all = counted.lock().unwrap_or_else(PoisonError::into_inner);
-            for (phase, t) in mine {
-                all.entry(phase).or_default().merge(t);
-            }
+                let mut all = counted.lock().unwrap_or_else(PoisonError::into_inner);
+                for (phase, t) in mine {
+                    all.entry(phase).or_default().merge(t);
+                }
+            });
         };
         let source = Recorded { tensors: &self.tensors, form: id.form };
         Evaluator {

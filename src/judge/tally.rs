@@ -14,6 +14,8 @@ use std::collections::BTreeMap;
 
 /// Bins of the histogram of bounds: eighths of an octave, from 2^-8 to 2^24 ulps.
 const BINS: usize = 256;
+/// One element in so many enters the histogram of bounds.
+const SAMPLE: usize = 16;
 
 /// One element, with both values.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,7 +54,7 @@ pub struct Tally {
     pub beyond: u64,
     /// Of these, elements finite on one side only.
     pub not_finite: u64,
-    /// The element with the largest share of its bound.
+    /// Of the flips, the one with the largest share of its bound.
     pub worst: Option<Element>,
     bins: Vec<u64>,
     sums: BTreeMap<(usize, usize), Sums>,
@@ -90,49 +92,7 @@ pub fn checksum_weight(index: u64) -> f64 {
 }
 
 impl Tally {
-    /// Counts one element. `exact`: a copy, whose bits must be equal.
-    #[allow(clippy::too_many_arguments)]
-    fn element(&mut self, dtype: DType, at: (usize, usize), o: f64, x: f64, b: f64, sums: &mut Sums, r: f64) {
-        self.elements += 1;
-        let rounded = dtype.round(x);
-        let same = o == rounded || o.is_nan() && rounded.is_nan();
-        if o.is_finite() {
-            sums.engine += o * o;
-            sums.engine_check += o * r;
-        }
-        if rounded.is_finite() {
-            sums.reference += rounded * rounded;
-            sums.reference_check += rounded * r;
-        }
-        let ulp = dtype.spacing(x);
-        let total = b + dtype.spacing(x.abs() + b) / 2.0;
-        if total.is_finite() && x.is_finite() {
-            self.bins[bin(total / ulp)] += 1;
-        }
-        self.flips += u64::from(!same);
-        let inside = same || dtype.round(x - b) <= o && o <= dtype.round(x + b);
-        let (mut ulps, mut share) = ((o - x).abs() / ulp, (o - x).abs() / total);
-        if same && !o.is_finite() {
-            (ulps, share) = (0.0, 0.0);
-        }
-        if !inside {
-            self.beyond += 1;
-            self.not_finite += u64::from(o.is_finite() != rounded.is_finite() || o.is_nan() != x.is_nan());
-            if share.is_nan() {
-                (ulps, share) = (f64::INFINITY, f64::INFINITY);
-            }
-            // Nothing that is beyond ranks below something that is not.
-            share = share.max(1.0 + f64::EPSILON);
-        } else {
-            share = share.min(1.0);
-        }
-        let found = Element { row: at.0, col: at.1, engine: o, reference: x, ulps, share };
-        if self.worst.is_none_or(|w| rank(&found) > rank(&w)) {
-            self.worst = Some(found);
-        }
-    }
-
-    /// Counts a row of a chunk: engine values, reference, bound.
+    /// Counts a row of a chunk: engine values, reference, bound. `width`: columns of the whole tensor.
     pub fn row(
         &mut self,
         dtype: DType,
@@ -141,12 +101,57 @@ impl Tally {
         x: &[f64],
         bound: &[f64],
     ) {
+        let mut rounded = x.to_vec();
+        dtype.round_slice(&mut rounded);
         let mut sums = Sums::default();
-        for (j, ((o, x), b)) in engine.iter().zip(x).zip(bound).enumerate() {
-            let r = checksum_weight((row * width + first + j) as u64);
-            self.element(dtype, (row, first + j), *o, *x, *b, &mut sums, r);
+        let index = row * width + first;
+        for (j, (o, r)) in engine.iter().zip(&rounded).enumerate() {
+            let weight = checksum_weight((index + j) as u64);
+            let (o, r) = (finite(*o), finite(*r));
+            sums.engine += o * o;
+            sums.engine_check += o * weight;
+            sums.reference += r * r;
+            sums.reference_check += r * weight;
         }
         self.sums.insert((row, first), sums);
+        self.elements += x.len() as u64;
+        for (j, (o, r)) in engine.iter().zip(&rounded).enumerate() {
+            if o != r && !(o.is_nan() && r.is_nan()) {
+                self.flip(dtype, (row, first + j), *o, x[j], bound[j]);
+            }
+        }
+        let from = (SAMPLE - index % SAMPLE) % SAMPLE;
+        for j in (from..x.len()).step_by(SAMPLE) {
+            let total = bound[j] + dtype.spacing(x[j].abs() + bound[j]) / 2.0;
+            if total.is_finite() && x[j].is_finite() {
+                self.bins[bin(total / dtype.spacing(x[j]))] += 1;
+            }
+        }
+    }
+
+    /// Counts an element that is not the rounded reference.
+    fn flip(&mut self, dtype: DType, at: (usize, usize), o: f64, x: f64, b: f64) {
+        self.flips += 1;
+        let inside = dtype.round(x - b) <= o && o <= dtype.round(x + b);
+        let total = b + dtype.spacing(x.abs() + b) / 2.0;
+        let (mut ulps, mut share) = ((o - x).abs() / dtype.spacing(x), (o - x).abs() / total);
+        if inside {
+            // An infinity that the bound allows is no distance.
+            share = if share.is_finite() { share.min(1.0) } else { 1.0 };
+            ulps = if ulps.is_finite() { ulps } else { 0.0 };
+        } else {
+            self.beyond += 1;
+            self.not_finite += u64::from(o.is_finite() != x.is_finite());
+            if share.is_nan() {
+                (ulps, share) = (f64::INFINITY, f64::INFINITY);
+            }
+            // Nothing that is beyond ranks below something that is not.
+            share = share.max(1.0 + f64::EPSILON);
+        }
+        let found = Element { row: at.0, col: at.1, engine: o, reference: x, ulps, share };
+        if self.worst.is_none_or(|w| rank(&found) > rank(&w)) {
+            self.worst = Some(found);
+        }
     }
 
     /// Adds what another thread counted.
@@ -179,7 +184,7 @@ impl Tally {
         )
     }
 
-    /// Median of bound + half an ulp, in ulps of the output (upper end of the histogram's bin).
+    /// Median of bound + half an ulp, in ulps of the output (upper end of the histogram's bin), of a sample.
     pub fn median_bound(&self) -> Option<f64> {
         let total: u64 = self.bins.iter().sum();
         let mut seen = 0;
@@ -198,6 +203,11 @@ fn bin(ratio: f64) -> usize {
     let exponent = (ratio.to_bits() >> 52) as i64 - 1023;
     let eighth = (ratio.to_bits() >> 49) as i64 & 7;
     ((exponent + 8) * 8 + eighth).clamp(0, BINS as i64 - 1) as usize
+}
+
+/// What is not finite adds nothing to a sum.
+fn finite(v: f64) -> f64 {
+    if v.is_finite() { v } else { 0.0 }
 }
 
 /// Order of elements by how bad they are, then by place, so that threads do not matter.

@@ -9,7 +9,9 @@ use super::tally::{Digest, Tally};
 use super::verdict::Verdict;
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
+use mla_reference::evaluate::row_chunks;
 use mla_reference::{Axis, Form, Geometry, Phase, RowName, Scope, Stage, Weight};
+use rayon::prelude::*;
 use serde::Serialize;
 
 /// What was judged.
@@ -209,11 +211,18 @@ impl Unit {
     pub fn digest(id: TensorId, tensor: &Tensor) -> Unit {
         let mut tally = Tally::default();
         let zeros = vec![0.0; tensor.cols];
-        let mut row = vec![0.0; tensor.cols];
-        for r in 0..tensor.rows {
-            tensor.read(r, 0..tensor.cols, &mut row);
-            tally.row(tensor.dtype, (r, 0, tensor.cols), &row, &row, &zeros);
-        }
+        let chunks: Vec<Tally> = row_chunks(tensor.rows, 64)
+            .into_par_iter()
+            .map(|rows| {
+                let (mut tally, mut row) = (Tally::default(), vec![0.0; tensor.cols]);
+                for r in rows {
+                    tensor.read(r, 0..tensor.cols, &mut row);
+                    tally.row(tensor.dtype, (r, 0, tensor.cols), &row, &row, &zeros);
+                }
+                tally
+            })
+            .collect();
+        chunks.into_iter().for_each(|t| tally.merge(t));
         Unit {
             axes: tensor.axes.clone(),
             shape: tensor.shape.clone(),

@@ -319,7 +319,8 @@ fn table(out: &mut String, l: &LayerReport, width: usize) {
             format!("{:.0e}", flips as f64 / elements as f64)
         };
         let (engine, reference) = (total(&units, |u| u.engine), total(&units, |u| u.reference));
-        let digest = |d: Option<Digest>, f: fn(Digest) -> f64| d.map_or("-".into(), |d| format!("{:.5e}", f(d)));
+        let digest =
+            |d: Option<Digest>, f: fn(Digest) -> f64| d.map_or("-".into(), |d| format!("{:.5e}", f(d)));
         let mut rest = String::new();
         if digests_only {
             rest += &format!("{:>12}", digest(reference, |d| d.norm));

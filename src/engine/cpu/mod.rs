@@ -92,7 +92,7 @@ impl CpuEngine {
 
 impl Engine for CpuEngine {
     fn describe(&self) -> Description {
-        Description { name: "cpu", device: format!("CPU, a GPU kernel emulated: {}", self.contract()) }
+        Description { name: "cpu", device: "CPU: a GPU kernel's arithmetic, emulated".into() }
     }
 
     fn contract(&self) -> Contract {
