@@ -3,7 +3,7 @@
 use super::layers;
 use super::out::{Failure, Output};
 use super::text::{escape, short, size, wrap};
-use crate::gguf::TensorInfo;
+use crate::gguf::{TensorInfo, Value};
 use crate::judge::Verdict;
 use crate::model::lint::{Finding, Severity, lint};
 use crate::model::{Convention, LEGACY, Model, Reading, list};
@@ -175,7 +175,12 @@ fn report(model: &Model, mla_layers: Vec<usize>, shown: &[usize], every: bool) -
         bytes: files.iter().map(|f| f.bytes).sum(),
         files,
         tensor_count: gguf.tensors().len(),
-        name: gguf.metadata().str("general.name").ok().flatten().map(String::from),
+        name: match gguf.metadata().get("general.name") {
+            Some(Value::String(name)) => {
+                Some(std::str::from_utf8(name).map_or_else(|_| name.escape_ascii().to_string(), String::from))
+            }
+            _ => None,
+        },
         architecture: model.arch.name,
         models: model.arch.models,
         geometry: model.geometry,
@@ -329,7 +334,10 @@ fn text(r: &Report, width: usize) -> String {
         line("", &format!("{:<10} {:<9} {:<9} {:<9} {}", c.name, values[0], values[1], values[2], values[3]));
     }
     for l in &r.weights {
-        out += &format!("\nlayer {}: role, tensor, type, dims (fastest first), part @ offset; in checkpoints\n", l.layer);
+        out += &format!(
+            "\nlayer {}: role, tensor, type, dims (fastest first), part @ offset; in checkpoints\n",
+            l.layer
+        );
         l.weights.iter().for_each(|w| weight(&mut out, w, width));
     }
     if let Some(tensors) = &r.tensors {
