@@ -273,11 +273,10 @@ fn text(r: &Report, width: usize) -> String {
         out += &wrap(&format!("{label:<13}{}", escape(text)), width, 13);
         out.push('\n');
     };
-    match r.files.as_slice() {
-        [one] => line("file", &one.path),
-        parts => {
-            line("file", &format!("{} and {}", r.files[0].path, plural(parts.len() - 1, "more part")));
-        }
+    if let [first, rest @ ..] = r.files.as_slice() {
+        let more =
+            if rest.is_empty() { String::new() } else { format!(" and {}", plural(rest.len(), "more part")) };
+        line("file", &format!("{}{more}", first.path));
     }
     line("size", &format!("{}, {}", size(r.bytes), plural(r.tensor_count, "tensor")));
     if let Some(name) = &r.name {
