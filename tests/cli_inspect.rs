@@ -390,7 +390,7 @@ fn a_large_table_takes_no_time() {
     assert!(model.gguf().tensors().len() > 7900);
     let started = Instant::now();
     let findings = lint(&model);
-    // Measured: 5 ms.
+    // Measured: 9 ms.
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
     let defects: Vec<_> = findings.iter().map(|f| (f.what.as_str(), f.place.as_str())).collect();
     assert_eq!(defects, [("no attention tensors", "layers 2..399")]);
