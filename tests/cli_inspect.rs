@@ -106,65 +106,55 @@ impl Draft {
 use GgmlType::{F32, IQ2_XS, Q4_K, Q5_0};
 
 /// What is altered, the exit code, and what must be said.
-type Damage = (&'static str, fn(&mut Draft), i32, &'static [&'static str]);
+type Damage = (&'static str, fn(&mut Draft) -> &mut Draft, i32, &'static [&'static str]);
 
 const DAMAGES: &[Damage] = &[
-    ("dsv3", |_| (), 0, &["headers are sound", "4 heads, query rank 256, latent 512"]),
-    ("glm5dims", |_| (), 0, &["hf 1e-6; llama.cpp, vllm, sglang 1e-5, a factor of 10", "No defect"]),
+    ("dsv3", |d| d, 0, &["headers are sound", "4 heads, query rank 256, latent 512"]),
+    ("glm5dims", |d| d, 0, &["hf 1e-6; llama.cpp, vllm, sglang 1e-5, a factor of 10", "No defect"]),
     (
         "dsv3",
-        |d| drop(d.remove("blk.1.attn_output.weight")),
+        |d| d.remove("blk.1.attn_output.weight"),
         1,
         &["1 defect that breaks attention", "tensor blk.1.attn_output.weight (w_o) is missing (layer 1)"],
     ),
     (
         "dsv3",
-        |d| drop(d.remove("attn_q_a_norm.weight")),
+        |d| d.remove("attn_q_a_norm.weight"),
         1,
         &["1 defect", "blk.*.attn_q_a_norm.weight (g_q) is missing (layers 0..1)", "g_q missing"],
     ),
+    ("dsv3", |d| d.remove("blk.0.attn_kv_a_mqa.weight"), 1, &["w_kv_a) is missing", "MLA attention in 1"]),
     (
         "dsv3",
-        |d| drop(d.remove("blk.0.attn_kv_a_mqa.weight")),
-        1,
-        &["w_kv_a) is missing", "MLA attention in 1"],
-    ),
-    (
-        "dsv3",
-        |d| drop(d.remove("attn_k_b.weight")),
+        |d| d.remove("attn_k_b.weight"),
         1,
         &["attn_k_b.weight (w_uk) is missing (nor is there attn_kv_b.weight)"],
     ),
     (
         "dsv3",
-        |d| drop(d.add("blk.0.attn_kv_a_mqa.weight", &[256, 580], Q4_K)),
+        |d| d.add("blk.0.attn_kv_a_mqa.weight", &[256, 580], Q4_K),
         1,
         &["has shape 256 x 580 (fastest first), its metadata asks for 256 x 576", "leave 68 for rope"],
     ),
     (
         "dsv3",
-        |d| drop(d.set("rope.dimension_count", 32u32)),
+        |d| d.set("rope.dimension_count", 32u32),
         1,
         &["leave 64 for rope after a latent of 512, but deepseek2.rope.dimension_count is 32"],
     ),
     (
         "dsv3",
-        |d| drop(d.add("blk.0.attn_k_b.weight", &[512, 128, 4], Q5_0)),
+        |d| d.add("blk.0.attn_k_b.weight", &[512, 128, 4], Q5_0),
         1,
         &["metadata asks for 128 x 512 x 4: it looks transposed"],
     ),
     (
         "dsv3",
-        |d| drop(d.add("blk.0.attn_k_b.weight", &[128, 2048], Q5_0)),
+        |d| d.add("blk.0.attn_k_b.weight", &[128, 2048], Q5_0),
         0,
         &["headers are sound, 1 warning", "folded to two axes 128 x 2048"],
     ),
-    (
-        "dsv3",
-        |d| drop(d.add("blk.0.attn_kv_b.weight", &[512, 1024], Q4_K)),
-        0,
-        &["both layouts", "(layer 0)"],
-    ),
+    ("dsv3", |d| d.add("blk.0.attn_kv_b.weight", &[512, 1024], Q4_K), 0, &["both layouts", "(layer 0)"]),
     (
         "dsv3",
         |d| {
@@ -173,7 +163,7 @@ const DAMAGES: &[Damage] = &[
                 "blk.1.attn_kv_b.weight",
                 &[512, 1024],
                 Q4_K,
-            );
+            )
         },
         0,
         &[
@@ -183,57 +173,47 @@ const DAMAGES: &[Damage] = &[
     ),
     (
         "dsv3",
-        |d| drop(d.unset("attention.key_length_mla").unset("attention.value_length_mla")),
+        |d| d.unset("attention.key_length_mla").unset("attention.value_length_mla"),
         1,
         &["key_length 576 was taken as the width of a head", "every width of a head is wrong"],
     ),
     (
         "glm5dims",
-        |d| drop(d.unset("attention.key_length_mla").unset("attention.value_length_mla")),
+        |d| d.unset("attention.key_length_mla").unset("attention.value_length_mla"),
         2,
         &["the key glm-dsa.attention.key_length_mla is missing", "where:", "do:"],
     ),
-    ("dsv3", |d| drop(d.set("attention.head_count_kv", 4u32)), 0, &["head_count_kv is 4", "attn_k_b have 1"]),
-    ("dsv3", |d| drop(d.unset("attention.head_count_kv")), 0, &["head_count_kv is absent, which means 4"]),
+    ("dsv3", |d| d.set("attention.head_count_kv", 4u32), 0, &["head_count_kv is 4", "attn_k_b have 1"]),
+    ("dsv3", |d| d.unset("attention.head_count_kv"), 0, &["head_count_kv is absent, which means 4"]),
+    ("dsv3", |d| d.set("attention.key_length", 500u32), 0, &["key_length is 500, but a cache row has 576"]),
+    ("dsv3", |d| d.set("attention.key_length", "wide"), 0, &["an integer or an array"]),
+    ("dsv3", |d| d.set("block_count", 3u32), 1, &["no tensors of layers 2: parts of the file are missing"]),
     (
         "dsv3",
-        |d| drop(d.set("attention.key_length", 500u32)),
-        0,
-        &["key_length is 500, but a cache row has 576"],
-    ),
-    ("dsv3", |d| drop(d.set("attention.key_length", "wide")), 0, &["an integer or an array"]),
-    (
-        "dsv3",
-        |d| drop(d.set("block_count", 3u32)),
-        1,
-        &["no tensors of layers 2: parts of the file are missing"],
-    ),
-    (
-        "dsv3",
-        |d| drop(d.set("block_count", 3u32).set("nextn_predict_layers", 1u32)),
+        |d| d.set("block_count", 3u32).set("nextn_predict_layers", 1u32),
         0,
         &["no tensors of layers 2: the layers for multi-token prediction were left out"],
     ),
-    ("dsv3", |d| drop(d.set("nextn_predict_layers", 1u32)), 0, &["for multi-token prediction: 1"]),
+    ("dsv3", |d| d.set("nextn_predict_layers", 1u32), 0, &["for multi-token prediction: 1"]),
     (
         "dsv3",
-        |d| drop(d.add("blk.1.nextn.enorm.weight", &[256], F32)),
+        |d| d.add("blk.1.nextn.enorm.weight", &[256], F32),
         0,
         &["nextn tensors, but deepseek2.nextn_predict_layers does not count"],
     ),
-    ("dsv3", |d| drop(d.set("block_count", 1u32)), 0, &["layers 1 lie beyond block_count 1"]),
-    ("dsv3", |d| drop(d.set("block_count", u32::MAX)), 1, &["no tensors of layers 2..4294967294"]),
+    ("dsv3", |d| d.set("block_count", 1u32), 0, &["layers 1 lie beyond block_count 1"]),
+    ("dsv3", |d| d.set("block_count", u32::MAX), 1, &["no tensors of layers 2..4294967294"]),
     (
         "dsv3",
-        |d| drop(d.set("general.file_type", 7u32)),
+        |d| d.set("general.file_type", 17u32),
         0,
-        &["is 7 (Q8_0), but no tensor of the file has type"],
+        &["is 17 (Q5_K_M), but no tensor of the file has type"],
     ),
-    ("dsv3", |d| drop(d.set("general.file_type", 999u32)), 0, &["is 999, which is no file type"]),
-    ("dsv3", |d| drop(d.set("general.file_type", 1024u32 + 15)), 0, &["headers are sound"]),
+    ("dsv3", |d| d.set("general.file_type", 999u32), 0, &["is 999, which is no file type"]),
+    ("dsv3", |d| d.set("general.file_type", 1024u32 + 15), 0, &["headers are sound"]),
     (
         "dsv3",
-        |d| drop(d.add("blk.1.attn_q_a.weight", &[256, 256], IQ2_XS)),
+        |d| d.add("blk.1.attn_q_a.weight", &[256, 256], IQ2_XS),
         0,
         &[
             "blk.1.attn_q_a.weight has type IQ2_XS, which can't be decoded yet: `run` can't judge this layer (layer 1)",
@@ -247,41 +227,37 @@ const DAMAGES: &[Damage] = &[
                 d.add(&format!("blk.{n}.attn_k_b.weight"), &[512, 512, 4], Q4_K);
                 d.add(&format!("blk.{n}.attn_q_b.weight"), &[256, 4 * 576], Q4_K);
             }
+            d
         },
         0,
         &["attn_k_b is square (512 x 512)"],
     ),
+    ("dsv3", |d| d.add("token_embd.weight", &[512, 288], Q4_K), 0, &["token_embd.weight has rows of 512"]),
     (
         "dsv3",
-        |d| drop(d.add("token_embd.weight", &[512, 288], Q4_K)),
-        0,
-        &["token_embd.weight has rows of 512"],
-    ),
-    (
-        "dsv3",
-        |d| drop(d.set("rope.scaling.yarn_beta_fast", 1f32)),
+        |d| d.set("rope.scaling.yarn_beta_fast", 1f32),
         0,
         &["conventions differ in the frequencies of rope", "takes 32 and 1"],
     ),
     (
         "dsv3",
         // (0.1 ln 40 + 1)² = 1.8738
-        |d| drop(d.unset("rope.scaling.yarn_log_multiplier")),
+        |d| d.unset("rope.scaling.yarn_log_multiplier"),
         0,
         &["conventions differ in the softmax scale", "a factor of 1.874"],
     ),
     (
         "dsv3",
-        |d| drop(d.set("general.architecture", "llama")),
+        |d| d.set("general.architecture", "llama"),
         2,
         &["architecture 'llama' is not supported", "deepseek2 (DeepSeek-V2", "glm-dsa (GLM-5"],
     ),
-    ("dsv3", |d| drop(d.unset("general.architecture")), 2, &["architecture '(none)' is not supported"]),
+    ("dsv3", |d| d.unset("general.architecture"), 2, &["architecture '(none)' is not supported"]),
     (
         "dsv3",
         |d| {
-            let name = format!("{}\u{1b}]0;title\u{7}\u{202e}", "long ".repeat(40) + &"x".repeat(200));
-            d.set("general.name", name).add("blk.0.evil\u{1b}[2J", &[4], F32);
+            let name = format!("{} \u{1b}]0;title\u{7}\u{202e}", "long ".repeat(40) + &"x".repeat(200));
+            d.set("general.name", name).add("blk.0.evil\u{1b}[2J", &[4], F32)
         },
         0,
         &["\\u{1b}]0;title\\u{7}\\u{202e}", "blk.0.evil\\u{1b}[2J"],
@@ -414,7 +390,7 @@ fn a_large_table_takes_no_time() {
     assert!(model.gguf().tensors().len() > 7900);
     let started = Instant::now();
     let findings = lint(&model);
-    // Measured: 5 ms.
+    // Measured: 9 ms.
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
     let defects: Vec<_> = findings.iter().map(|f| (f.what.as_str(), f.place.as_str())).collect();
     assert_eq!(defects, [("no attention tensors", "layers 2..399")]);

@@ -94,6 +94,7 @@ fn compare(
     worst
 }
 
+#[allow(clippy::print_stdout)]
 fn check(name: &str, model: &Path, answers: &HashMap<String, ArrayD<f64>>) {
     for (tensor, distance) in compare(model, answers, Convention::LlamaCpp) {
         println!("{name:20} {tensor:16} {distance:.1e}");

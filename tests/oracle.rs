@@ -8,6 +8,8 @@ Bound: 1e-12 of the largest magnitude of the tensor; 1e-10 where positions reach
 of 1.2e5 rad carries an error of 1e-11 in float64 itself.
 */
 
+#![allow(clippy::print_stdout)]
+
 mod common;
 
 use common::{Keep, MODELS, arrays, fixture, reference, sequence};

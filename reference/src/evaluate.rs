@@ -367,11 +367,9 @@ impl Evaluator<'_> {
             let cache = absorbed.then(|| self.gather(seq, 0..self.spec.geometry.cache()));
             (0..self.spec.geometry.heads).into_par_iter().for_each(|h| {
                 self.attend_head(seq, h, cache.as_ref(), &mut |tokens, head| {
-                    let ranges = if parts {
-                        self.contract.split_ranges(seq.keys())
-                    } else {
-                        vec![0..head.visible.last().copied().unwrap_or(0)]
-                    };
+                    let whole = 0..head.visible.last().copied().unwrap_or(0);
+                    let ranges =
+                        if parts { self.contract.split_ranges(seq.keys()) } else { Vec::from([whole]) };
                     for (split, range) in ranges.into_iter().enumerate() {
                         let first =
                             if parts { split * decode_rows + index } else { rows.start + tokens.start };

@@ -3,7 +3,7 @@
 use super::layers;
 use super::out::{Failure, Output};
 use super::text::{escape, short, size, wrap};
-use crate::gguf::TensorInfo;
+use crate::gguf::{TensorInfo, Value};
 use crate::judge::Verdict;
 use crate::model::lint::{Finding, Severity, lint};
 use crate::model::{Convention, LEGACY, Model, Reading, list};
@@ -175,7 +175,12 @@ fn report(model: &Model, mla_layers: Vec<usize>, shown: &[usize], every: bool) -
         bytes: files.iter().map(|f| f.bytes).sum(),
         files,
         tensor_count: gguf.tensors().len(),
-        name: gguf.metadata().str("general.name").ok().flatten().map(String::from),
+        name: match gguf.metadata().get("general.name") {
+            Some(Value::String(name)) => {
+                Some(std::str::from_utf8(name).map_or_else(|_| name.escape_ascii().to_string(), String::from))
+            }
+            _ => None,
+        },
         architecture: model.arch.name,
         models: model.arch.models,
         geometry: model.geometry,
@@ -268,11 +273,10 @@ fn text(r: &Report, width: usize) -> String {
         out += &wrap(&format!("{label:<13}{}", escape(text)), width, 13);
         out.push('\n');
     };
-    match r.files.as_slice() {
-        [one] => line("file", &one.path),
-        parts => {
-            line("file", &format!("{} and {}", r.files[0].path, plural(parts.len() - 1, "more part")));
-        }
+    if let [first, rest @ ..] = r.files.as_slice() {
+        let more =
+            if rest.is_empty() { String::new() } else { format!(" and {}", plural(rest.len(), "more part")) };
+        line("file", &format!("{}{more}", first.path));
     }
     line("size", &format!("{}, {}", size(r.bytes), plural(r.tensor_count, "tensor")));
     if let Some(name) = &r.name {

@@ -1,11 +1,12 @@
 /*! `mla-check run`: load weights, run an engine, judge every tensor. */
 
+use super::layers;
 use super::out::{Failure, Output};
 use crate::case::{Batch, DEFAULT_BATCH};
 use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options};
 use crate::fault::Fault;
 use crate::judge::Verdict;
-use crate::model::{Convention, Model, Reading, list};
+use crate::model::{Convention, Model, Reading};
 use crate::report::{LayerReport, ModelReport, Report, not_judged, terminal};
 use crate::trace::npy;
 use clap::{Args, ValueEnum};
@@ -176,7 +177,13 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
         out.warn(&w.to_string());
     }
     attention(args, &model, &options.batch, out)?;
-    let layers = layers(args.layer.as_deref(), &model, out)?;
+    let layers = match &args.layer {
+        Some(asked) => layers::choose(asked, &model, out)?,
+        None => vec![*model.mla_layers().first().ok_or_else(|| {
+            let what = "no layer of this file has MLA attention";
+            Failure::Input(format!("{what}\n  where: {}\n  do: choose another file", model.file()))
+        })?],
+    };
     let mut report = Report {
         schema: "mla-check.run/1",
         version: env!("CARGO_PKG_VERSION"),
@@ -317,63 +324,6 @@ fn attention(args: &RunArgs, model: &Model, batch: &Batch, out: &mut Output) -> 
         ))),
         _ => Ok(()),
     }
-}
-
-/// Layers as asked for; explicit ones must have MLA, ranges skip those that don't and say so.
-fn layers(asked: Option<&str>, model: &Model, out: &mut Output) -> Result<Vec<usize>, Failure> {
-    let with = model.mla_layers();
-    let bad = |what: String, how: &str| {
-        Failure::Input(format!(
-            "{what}\n  where: --layer\n  do: {how}; layers with MLA attention: {}",
-            list(&with)
-        ))
-    };
-    let Some(asked) = asked else {
-        return match with.first() {
-            Some(first) => Ok(vec![*first]),
-            None => Err(bad("no layer of this file has MLA attention".into(), "choose another file")),
-        };
-    };
-    if asked == "all" {
-        return if with.is_empty() {
-            Err(bad("no layer of this file has MLA attention".into(), "choose another file"))
-        } else {
-            Ok(with)
-        };
-    }
-    let mut all: Vec<usize> = Vec::new();
-    let mut skipped = Vec::new();
-    for part in asked.split(',').map(str::trim) {
-        let nonsense = || bad(format!("'{part}' is not a layer"), "write N, A..B, a comma list, or all");
-        if let Some((a, b)) = part.split_once("..") {
-            let (a, b): (usize, usize) =
-                (a.parse().map_err(|_| nonsense())?, b.parse().map_err(|_| nonsense())?);
-            if a > b || b >= model.blocks {
-                return Err(bad(
-                    format!("layers {part} do not lie in a model of {} layers", model.blocks),
-                    "write A..B, both ends included",
-                ));
-            }
-            for n in a..=b {
-                if with.contains(&n) { all.push(n) } else { skipped.push(n) }
-            }
-        } else {
-            let n: usize = part.parse().map_err(|_| nonsense())?;
-            if !with.contains(&n) {
-                return Err(bad(format!("layer {n} has no MLA attention"), "choose another one"));
-            }
-            all.push(n);
-        }
-    }
-    if !skipped.is_empty() {
-        out.warn(&format!("skipped layers without MLA attention: {}", list(&skipped)));
-    }
-    if all.is_empty() {
-        return Err(bad(format!("none of the layers {asked} has MLA attention"), "choose others"));
-    }
-    all.sort_unstable();
-    all.dedup();
-    Ok(all)
 }
 
 fn check_report_path(path: &std::path::Path) -> Result<(), Failure> {

@@ -61,9 +61,9 @@ pub fn main(args: &SynthArgs, out: &mut Output) -> Result<u8, Failure> {
     let spec = Spec { preset, file_type, layers, heads, seed };
     let bar = out.progress(1);
     bar.set_message(format!("{} {}", preset.name, file_type.name));
-    bar.set_style(
-        bar.style().template("{msg} [{bar:30}] {bytes}/{total_bytes} {elapsed}").map_err(Failure::input)?,
-    );
+    if let Ok(style) = bar.style().template("{msg} [{bar:30}] {bytes}/{total_bytes} {elapsed}") {
+        bar.set_style(style);
+    }
     let written = synth::write(&spec, &args.out, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);

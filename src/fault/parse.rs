@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn names_sizes_and_tensors() {
-        let p = |t| Fault::parse(t, 7).unwrap();
+        let p = |t: &str| Fault::parse(t, 7).unwrap();
         assert_eq!(p("k_b-element").kind, Kind::WeightElement(Weight::WUk));
         assert_eq!(p("w_uk-element=0.5").size, 0.5);
         assert_eq!(p("kv_c_normed-element").kind, Kind::Element(Stage::KvCNormed));

@@ -140,15 +140,15 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
 
 /// One line a group: each tensor with the mark of its verdict.
 fn picture(out: &mut String, l: &LayerReport, width: usize) {
-    let groups: [(&str, Box<dyn Fn(&Unit) -> bool>); 4] = [
-        ("weights   ", Box::new(|u| matches!(u.which, Which::Weight(_)))),
-        ("shared    ", Box::new(|u| matches!(u.which, Which::Tensor(_)) && u.form.is_none())),
-        ("fused     ", Box::new(|u| u.form == Some(Form::Fused))),
-        ("absorbed  ", Box::new(|u| u.form == Some(Form::Absorbed))),
-    ];
-    for (name, belongs) in groups {
+    let group = |u: &Unit| match (u.which, u.form) {
+        (Which::Weight(_), _) => "weights   ",
+        (_, None) => "shared    ",
+        (_, Some(Form::Fused)) => "fused     ",
+        (_, Some(Form::Absorbed)) => "absorbed  ",
+    };
+    for name in ["weights   ", "shared    ", "fused     ", "absorbed  "] {
         let mut marks: Vec<(&str, Verdict)> = Vec::new();
-        for u in l.tensors.iter().filter(|u| belongs(u)) {
+        for u in l.tensors.iter().filter(|u| group(u) == name) {
             match marks.last_mut() {
                 Some((t, v)) if *t == u.tensor => *v = (*v).max(u.verdict),
                 _ => marks.push((u.tensor, u.verdict)),

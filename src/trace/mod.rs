@@ -68,7 +68,7 @@ impl Tensor {
         let shape = plan.shape(id.stage, id.form, g);
         let rows = plan.rows(id.stage);
         let total: usize = shape.iter().product();
-        let cols = if rows == 0 { 0 } else { total / rows };
+        let cols = total.checked_div(rows).unwrap_or(0);
         Tensor { dtype, axes, shape, rows, cols, bytes: vec![0; total * dtype.bytes()] }
     }
 

@@ -378,7 +378,8 @@ impl<'a> Run<'a> {
                     (0..heads).map(|h| tokens.clone().map(|t| (t, h)).collect()).collect()
                 }
             };
-            let ranges = if parts { self.contract.split_ranges(seq.keys()) } else { vec![0..seq.keys()] };
+            let ranges =
+                if parts { self.contract.split_ranges(seq.keys()) } else { Vec::from([0..seq.keys()]) };
             for (split, keys) in ranges.into_iter().enumerate() {
                 let first_row = if parts { split * decode_rows + index } else { rows.start };
                 for rows in groups.iter().flat_map(|g| g.chunks(ATTENTION_ROWS)) {
