@@ -69,9 +69,7 @@ fn exact_mma(w: &[i64], x: &[i64], k: usize, bits: i32) -> i128 {
             .iter()
             .zip(x)
             .filter(|(a, b)| **a != 0 && **b != 0)
-            .map(|(&a, &b)| {
-                (exponent(a.into()) + exponent(b.into()), i128::from(a) * i128::from(b))
-            })
+            .map(|(&a, &b)| (exponent(a.into()) + exponent(b.into()), i128::from(a) * i128::from(b)))
             .collect();
         if acc != 0 {
             terms.push((exponent(acc), acc));
@@ -92,8 +90,7 @@ fn check(accumulate: Accumulate, dtype: DType, exact: impl Fn(&[i64], &[i64]) ->
         let w = operands(rows * k, bits, 1 + k as u64);
         let x = operands(LANES * k, bits, 1000 + k as u64);
         let weights: Vec<f32> = w.iter().map(|m| value(*m)).collect();
-        let lanes: Vec<Lane> =
-            (0..k).map(|k_| std::array::from_fn(|l| value(x[l * k + k_]))).collect();
+        let lanes: Vec<Lane> = (0..k).map(|k_| std::array::from_fn(|l| value(x[l * k + k_]))).collect();
         let mut acc = vec![[0.0; LANES]; rows];
         sum.add(&weights, &lanes, &mut acc);
         for r in 0..rows {

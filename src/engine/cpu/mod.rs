@@ -70,9 +70,8 @@ impl CpuEngine {
 
     /// How products sum, or why this engine can't be.
     fn sum(&self) -> Result<sum::Sum, EngineError> {
-        let broke = |what: String, fix: &str| {
-            EngineError::Broke(format!("{what}\n  where: engine cpu\n  do: {fix}"))
-        };
+        let broke =
+            |what: String, fix: &str| EngineError::Broke(format!("{what}\n  where: engine cpu\n  do: {fix}"));
         if !matches!(self.dtype, DType::Bf16 | DType::F16 | DType::F32) {
             return Err(broke(format!("no kernel computes in {}", self.dtype), "take bf16, f16 or f32"));
         }

@@ -69,7 +69,10 @@ impl<'a> Run<'a> {
         }
         let g = run.geometry();
         if case.given.hidden.dim() != (case.plan.tokens(), g.hidden) {
-            return broke(format!("hidden states of shape {:?} do not fit the plan", case.given.hidden.dim()));
+            return broke(format!(
+                "hidden states of shape {:?} do not fit the plan",
+                case.given.hidden.dim()
+            ));
         }
         let fits = |(i, s): (usize, &Sequence)| {
             let context = case.given.context.get(i).map(|c| c.dim());
@@ -256,9 +259,7 @@ impl<'a> Run<'a> {
     fn form(&self, form: Form, shared: &Shared, sink: &mut dyn Sink) -> Result<(), SinkError> {
         let g = self.geometry();
         let id = |stage| TensorId::of(stage, form);
-        let hand = |sink: &mut dyn Sink, stage, mut t: Tensor| {
-            sink.tensor(id(stage), &mut t).map(|_| t)
-        };
+        let hand = |sink: &mut dyn Sink, stage, mut t: Tensor| sink.tensor(id(stage), &mut t).map(|_| t);
         let inputs = match form {
             Form::Fused => {
                 let k = hand(sink, Stage::K, self.keys(&shared.cache))?;
@@ -377,8 +378,7 @@ impl<'a> Run<'a> {
                     (0..heads).map(|h| tokens.clone().map(|t| (t, h)).collect()).collect()
                 }
             };
-            let ranges =
-                if parts { self.contract.split_ranges(seq.keys()) } else { vec![0..seq.keys()] };
+            let ranges = if parts { self.contract.split_ranges(seq.keys()) } else { vec![0..seq.keys()] };
             for (split, keys) in ranges.into_iter().enumerate() {
                 let first_row = if parts { split * decode_rows + index } else { rows.start };
                 for rows in groups.iter().flat_map(|g| g.chunks(ATTENTION_ROWS)) {
@@ -455,4 +455,3 @@ fn put(sink: &mut dyn Sink, stage: Stage, mut tensor: Tensor) -> Result<Tensor, 
     sink.tensor(TensorId::shared(stage), &mut tensor)?;
     Ok(tensor)
 }
-

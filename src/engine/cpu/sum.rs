@@ -128,7 +128,11 @@ fn rows_of<const R: usize, const ONE: bool, const FMA: bool>(
         rows[r] = &w[r * x.len()..(r + 1) * x.len()];
     }
     if chain == usize::MAX {
-        if ONE { by_one(rows, x, acc) } else { by_block::<R, FMA>(rows, x, block, acc) }
+        if ONE {
+            by_one(rows, x, acc)
+        } else {
+            by_block::<R, FMA>(rows, x, block, acc)
+        }
         return;
     }
     let mut from = 0;
