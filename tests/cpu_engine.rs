@@ -66,7 +66,7 @@ impl Rows for View<'_> {
     }
     fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
         let part = &self.0[row * self.1..(row + 1) * self.1];
-        assert!(k0 % 256 == 0 && (k0 + out.len() == self.1 || out.len() % 256 == 0));
+        assert!(k0.is_multiple_of(256) && (k0 + out.len() == self.1 || out.len().is_multiple_of(256)));
         out.copy_from_slice(&part[k0..k0 + out.len()]);
     }
 }

@@ -378,7 +378,9 @@ impl<'a> Run<'a> {
                     (0..heads).map(|h| tokens.clone().map(|t| (t, h)).collect()).collect()
                 }
             };
-            let ranges = if parts { self.contract.split_ranges(seq.keys()) } else { vec![0..seq.keys()] };
+            // Rows that are not split are one split of all keys.
+            let splits = if parts { self.contract.splits } else { 1 };
+            let ranges = Contract { splits, ..self.contract }.split_ranges(seq.keys());
             for (split, keys) in ranges.into_iter().enumerate() {
                 let first_row = if parts { split * decode_rows + index } else { rows.start };
                 for rows in groups.iter().flat_map(|g| g.chunks(ATTENTION_ROWS)) {
