@@ -8,6 +8,7 @@ stacked into one [`Plan`]; requests with a context appear once a regime.
 mod draw;
 mod request;
 
+pub(crate) use draw::Stream;
 pub use draw::{Draw, HiddenError, automatic_splits};
 pub use request::{Batch, BatchError, DEFAULT_BATCH, Request};
 

@@ -1,14 +1,372 @@
-/*! `mla-check inspect`: which engines this machine can run. */
+/*! `mla-check inspect`: what a model file holds, and what is wrong with it, from its headers. */
 
+use super::layers;
 use super::out::{Failure, Output};
+use super::text::{escape, short, size, wrap};
+use crate::gguf::TensorInfo;
+use crate::judge::Verdict;
+use crate::model::lint::{Finding, Severity, lint};
+use crate::model::{Convention, LEGACY, Model, Reading, list};
+use anstyle::{AnsiColor, Style};
 use clap::Args;
+use mla_reference::{Geometry, Weight};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// Options of `inspect`.
 #[derive(Args)]
-#[command(after_help = "Example: mla-check inspect --format json")]
-pub struct InspectArgs {}
+#[command(
+    after_help = "Exit codes: 0 sound (warnings included), 1 a defect that breaks attention, 2 unreadable.\n\nExample: mla-check inspect model-00001-of-00011.gguf --layer 3"
+)]
+pub struct InspectArgs {
+    /// Model file (.gguf), of a split one any part
+    model: PathBuf,
+    /// Layers whose tensors are listed: N, A..B, a comma list, or all [default: the first with MLA attention]
+    #[arg(long, value_name = "LAYERS")]
+    layer: Option<String>,
+    /// List every tensor of the file too
+    #[arg(long)]
+    tensors: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    schema: &'static str,
+    version: u32,
+    files: Vec<FileReport>,
+    bytes: u64,
+    tensor_count: usize,
+    name: Option<String>,
+    architecture: &'static str,
+    models: &'static str,
+    geometry: Geometry,
+    layers: usize,
+    mla_layers: Vec<usize>,
+    mtp_layers: Vec<usize>,
+    /// As stored.
+    eps: f64,
+    rope_theta: f64,
+    yarn: Option<YarnReport>,
+    conventions: Vec<ConventionReport>,
+    top_k: Option<usize>,
+    context_length: Option<u64>,
+    /// Types of the attention weights of all layers, with how many tensors have them.
+    attention_types: BTreeMap<String, usize>,
+    weights: Vec<LayerReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tensors: Option<Vec<TensorReport>>,
+    findings: Vec<Finding>,
+    not_looked_at: &'static str,
+}
+
+#[derive(Serialize)]
+struct FileReport {
+    path: String,
+    bytes: u64,
+    gguf_version: u32,
+    tensors: usize,
+}
+
+#[derive(Serialize)]
+struct YarnReport {
+    factor: f64,
+    original_context: f64,
+    beta_fast: f64,
+    beta_slow: f64,
+    log_multiplier: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct ConventionReport {
+    name: &'static str,
+    eps_attn: f64,
+    eps_latent: f64,
+    scale: f64,
+    rope_magnitude: f64,
+}
+
+#[derive(Serialize)]
+struct LayerReport {
+    layer: usize,
+    weights: Vec<WeightReport>,
+}
+
+#[derive(Serialize)]
+struct WeightReport {
+    role: Weight,
+    hf: String,
+    /// Missing from the file where there is none.
+    tensor: Option<TensorReport>,
+}
+
+#[derive(Serialize)]
+struct TensorReport {
+    name: String,
+    #[serde(rename = "type")]
+    ty: String,
+    /// Fastest first.
+    dims: Vec<u64>,
+    /// From 1.
+    part: usize,
+    offset: u64,
+    bytes: Option<u64>,
+}
+
+impl From<&TensorInfo> for TensorReport {
+    fn from(t: &TensorInfo) -> TensorReport {
+        TensorReport {
+            name: t.name.clone(),
+            ty: t.ty.to_string(),
+            dims: t.dims.clone(),
+            part: t.part + 1,
+            offset: t.offset,
+            bytes: t.size,
+        }
+    }
+}
+
+const NOT_LOOKED_AT: &str = "the values of the weights (`run` reads those of a layer), and whether they are the right ones of this model; anything outside attention";
 
 /// Runs the command.
-pub fn main(_args: &InspectArgs, _out: &mut Output) -> Result<u8, Failure> {
-    Ok(0)
+pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
+    let model = Model::open(&args.model).map_err(Failure::input)?;
+    let mla = model.mla_layers();
+    let shown = match &args.layer {
+        Some(asked) => layers::choose(asked, &model, out)?,
+        None => mla.iter().take(1).copied().collect(),
+    };
+    let report = report(&model, mla, &shown, args.tensors);
+    let defects = count(&report, Severity::Defect);
+    if out.json() {
+        out.print_json(&report)?;
+    } else {
+        let width = out.width().clamp(40, 80);
+        let verdict = verdict(&report);
+        let text = if out.quiet() { verdict } else { verdict + &text(&report, width) };
+        out.print(&text)?;
+    }
+    Ok(if defects > 0 { Verdict::Fault } else { Verdict::Exact }.exit(false))
+}
+
+fn report(model: &Model, mla_layers: Vec<usize>, shown: &[usize], every: bool) -> Report {
+    let gguf = model.gguf();
+    let files: Vec<FileReport> = gguf
+        .parts()
+        .iter()
+        .map(|p| FileReport {
+            path: p.path().display().to_string(),
+            bytes: p.length(),
+            gguf_version: p.version(),
+            tensors: p.tensors().len(),
+        })
+        .collect();
+    let mut attention_types = BTreeMap::new();
+    for t in gguf.tensors() {
+        let name = crate::model::in_layer(&t.name).map_or("", |l| l.1);
+        if name == LEGACY || Weight::ALL.iter().any(|w| w.row().gguf == name && !w.is_norm()) {
+            *attention_types.entry(t.ty.to_string()).or_insert(0) += 1;
+        }
+    }
+    let n = &model.numbers;
+    Report {
+        schema: "mla-check.inspect",
+        version: 1,
+        bytes: files.iter().map(|f| f.bytes).sum(),
+        files,
+        tensor_count: gguf.tensors().len(),
+        name: gguf.metadata().str("general.name").ok().flatten().map(String::from),
+        architecture: model.arch.name,
+        models: model.arch.models,
+        geometry: model.geometry,
+        layers: model.blocks,
+        mla_layers,
+        mtp_layers: gguf_layers(model),
+        eps: n.eps,
+        rope_theta: n.theta,
+        yarn: n.yarn.map(|y| YarnReport {
+            factor: y.factor,
+            original_context: y.original,
+            beta_fast: y.beta_fast,
+            beta_slow: y.beta_slow,
+            log_multiplier: y.log_multiplier,
+        }),
+        conventions: Convention::ALL
+            .map(|c| {
+                let s = model.spec(&Reading { convention: c, norm_eps: None });
+                ConventionReport {
+                    name: c.name(),
+                    eps_attn: s.eps_attn,
+                    eps_latent: s.eps_latent,
+                    scale: s.scale,
+                    rope_magnitude: s.rope.magnitude,
+                }
+            })
+            .into(),
+        top_k: model.top_k,
+        context_length: model.context_length,
+        attention_types,
+        weights: shown.iter().map(|l| layer(model, *l)).collect(),
+        tensors: every.then(|| gguf.tensors().iter().map(TensorReport::from).collect()),
+        findings: lint(model),
+        not_looked_at: NOT_LOOKED_AT,
+    }
+}
+
+/// Layers for multi-token prediction that are in the file.
+fn gguf_layers(model: &Model) -> Vec<usize> {
+    let mtp = model.mtp_layers();
+    let layers = model.gguf().tensors().iter().filter_map(|t| crate::model::in_layer(&t.name));
+    let layers: std::collections::BTreeSet<usize> = layers.map(|l| l.0).filter(|n| mtp.contains(n)).collect();
+    layers.into_iter().collect()
+}
+
+/// The tensors behind each role of a layer.
+fn layer(model: &Model, layer: usize) -> LayerReport {
+    let find = |name: &str| model.gguf().tensor(&format!("blk.{layer}.{name}"));
+    let legacy = find(Weight::WUk.row().gguf).is_none();
+    let weights = Weight::ALL.iter().filter(|w| w.exists(&model.geometry)).map(|&role| {
+        let kv_b = legacy && matches!(role, Weight::WUk | Weight::WUv);
+        let tensor = find(if kv_b { LEGACY } else { role.row().gguf }).or_else(|| find(role.row().gguf));
+        let hf = format!("model.layers.{layer}.{}", role.row().hf);
+        WeightReport { role, hf, tensor: tensor.map(TensorReport::from) }
+    });
+    LayerReport { layer, weights: weights.collect() }
+}
+
+fn count(r: &Report, severity: Severity) -> usize {
+    r.findings.iter().filter(|f| f.severity == severity).count()
+}
+
+fn paint(colour: AnsiColor, text: &str) -> String {
+    let style = Style::new().fg_color(Some(colour.into())).bold();
+    format!("{style}{text}{style:#}")
+}
+
+fn plural(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+fn verdict(r: &Report) -> String {
+    let (defects, warnings) = (count(r, Severity::Defect), count(r, Severity::Warning));
+    let warned = if warnings > 0 { format!(", {}", plural(warnings, "warning")) } else { String::new() };
+    if defects > 0 {
+        let what = format!(
+            "{} that break{} attention",
+            plural(defects, "defect"),
+            if defects == 1 { "s" } else { "" }
+        );
+        format!("{}{warned}\n", paint(AnsiColor::Red, &what))
+    } else {
+        format!("{}{warned}\n", paint(AnsiColor::Green, "headers are sound"))
+    }
+}
+
+fn text(r: &Report, width: usize) -> String {
+    let mut out = String::new();
+    let mut line = |label: &str, text: &str| {
+        out += &wrap(&format!("{label:<13}{}", escape(text)), width, 13);
+        out.push('\n');
+    };
+    match r.files.as_slice() {
+        [one] => line("file", &one.path),
+        parts => {
+            line("file", &format!("{} and {}", r.files[0].path, plural(parts.len() - 1, "more part")));
+        }
+    }
+    line("size", &format!("{}, {}", size(r.bytes), plural(r.tensor_count, "tensor")));
+    if let Some(name) = &r.name {
+        line("name", name);
+    }
+    line("architecture", &format!("{} ({})", r.architecture, r.models));
+    let g = &r.geometry;
+    let queries =
+        if g.q_rank > 0 { format!("query rank {}", g.q_rank) } else { "queries without a rank".into() };
+    line(
+        "geometry",
+        &format!(
+            "hidden {}, {}, {queries}, latent {}; a head has {} + {} rope columns of key, {} of value",
+            g.hidden,
+            plural(g.heads, "head"),
+            g.latent,
+            g.nope,
+            g.rope,
+            g.value
+        ),
+    );
+    let missing = r.layers - r.mla_layers.len().min(r.layers);
+    let mla = match missing {
+        0 => format!("{}, all with MLA attention", r.layers),
+        _ => format!("{}, MLA attention in {}", r.layers, list(&r.mla_layers)),
+    };
+    let mtp = match r.mtp_layers.as_slice() {
+        [] => String::new(),
+        some => format!("; for multi-token prediction: {}", list(some)),
+    };
+    line("layers", &(mla + &mtp));
+    let context = r.context_length.map_or(String::new(), |n| format!("; made for {n} positions"));
+    let rope = match &r.yarn {
+        None => format!("base {}, no scaling", short(r.rope_theta)),
+        Some(y) => format!(
+            "base {}, YaRN factor {} over {}, betas {} and {}, {}",
+            short(r.rope_theta),
+            short(y.factor),
+            y.original_context,
+            short(y.beta_fast),
+            short(y.beta_slow),
+            y.log_multiplier.map_or("no multiplier".into(), |m| format!("multiplier {}", short(m)))
+        ),
+    };
+    line("rope", &(rope + &context));
+    if let Some(k) = r.top_k {
+        line("indexer", &format!("keeps {k} keys: requests up to that length are dense attention"));
+    }
+    let types: Vec<String> = r.attention_types.iter().map(|(t, n)| format!("{n} {t}")).collect();
+    line("weights", &format!("{} (attention, norms left out)", types.join(", ")));
+    line("conventions", "eps of attn_norm, of q_a and kv_a norms, softmax scale, factor on cos and sin");
+    for c in &r.conventions {
+        let values = [c.eps_attn, c.eps_latent, c.scale, c.rope_magnitude].map(short);
+        line("", &format!("{:<10} {:<9} {:<9} {:<9} {}", c.name, values[0], values[1], values[2], values[3]));
+    }
+    for l in &r.weights {
+        out += &format!("\nlayer {}: role, tensor, type, dims (fastest first), part @ offset; in checkpoints\n", l.layer);
+        l.weights.iter().for_each(|w| weight(&mut out, w, width));
+    }
+    if let Some(tensors) = &r.tensors {
+        out += "\nall tensors: name, type, dims (fastest first), part @ offset\n";
+        tensors.iter().for_each(|t| tensor(&mut out, "", t, width));
+    }
+    if !r.findings.is_empty() {
+        out += "\nfindings\n";
+    }
+    for f in &r.findings {
+        let (colour, name) = match f.severity {
+            Severity::Defect => (AnsiColor::Red, "defect"),
+            Severity::Warning => (AnsiColor::Yellow, "warning"),
+            Severity::Note => (AnsiColor::Cyan, "note"),
+        };
+        let text = wrap(&format!("  {name:<8} {} ({})", escape(&f.what), escape(&f.place)), width, 11);
+        out += &text.replacen(name, &paint(colour, name), 1);
+        out.push('\n');
+    }
+    out + "\n" + &wrap(&format!("not looked at: {}", r.not_looked_at), width, 2) + "\n"
+}
+
+fn weight(out: &mut String, w: &WeightReport, width: usize) {
+    match &w.tensor {
+        Some(t) => tensor(out, w.role.name(), t, width),
+        None => *out += &format!("  {:<8}{}\n", w.role, paint(AnsiColor::Red, "missing")),
+    }
+    *out += &wrap(&format!("  {:<8}{}", "", w.hf), width, 10);
+    out.push('\n');
+}
+
+fn tensor(out: &mut String, role: &str, t: &TensorReport, width: usize) {
+    let dims = t.dims.iter().map(u64::to_string).collect::<Vec<_>>().join(" x ");
+    let place = format!("{} @ {}", t.part, t.offset);
+    let role = if role.is_empty() { "  ".into() } else { format!("  {role:<8}") };
+    let name = escape(&t.name);
+    let text = format!("{role}{name:<30} {:<7} {dims:<15} {place}", t.ty);
+    *out += &wrap(&text, width, 10);
+    out.push('\n');
 }

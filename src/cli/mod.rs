@@ -7,10 +7,12 @@ where, what to do. Exit codes are those of [`judge::TABLE`](crate::judge::TABLE)
 
 mod devices;
 mod inspect;
+mod layers;
 mod out;
 mod packaging;
 mod run;
 mod synth;
+mod text;
 
 pub use out::{Failure, Output};
 

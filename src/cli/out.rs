@@ -84,11 +84,11 @@ impl Output {
         self.global.quiet
     }
 
-    /// Columns of the terminal; 100 where stdout is none.
+    /// Columns of the terminal; 80 where stdout is none.
     pub fn width(&self) -> usize {
         match terminal_size::terminal_size() {
             Some((terminal_size::Width(w), _)) if std::io::stdout().is_terminal() => usize::from(w),
-            _ => 100,
+            _ => 80,
         }
     }
 

@@ -1,14 +1,416 @@
-/*! `mla-check run`: which engines this machine can run. */
+/*! `mla-check run`: load weights, run an engine, judge every tensor. */
 
 use super::out::{Failure, Output};
-use clap::Args;
+use crate::case::{Batch, DEFAULT_BATCH};
+use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options};
+use crate::fault::Fault;
+use crate::judge::Verdict;
+use crate::model::{Convention, Model, Reading, list};
+use crate::report::{LayerReport, ModelReport, Report, not_judged, terminal};
+use crate::trace::npy;
+use clap::{Args, ValueEnum};
+use mla_numeric::DType;
+use mla_reference::{Form, Regime};
+use std::path::PathBuf;
 
 /// Options of `run`.
 #[derive(Args)]
-#[command(after_help = "Example: mla-check run --format json")]
-pub struct RunArgs {}
+#[command(after_help = "Examples:
+  mla-check run model.gguf
+  mla-check run model.gguf --layer 3 --batch 0+64,1024+1 --form absorbed
+  mla-check run model.gguf --engine reference --save tensors/
+  mla-check run model.gguf --fault k_b-element        (does it find a fault?)
+
+A request is CONTEXT+NEW: 0+64 is a prefill of 64 tokens, 1024+1 one decode step on 1024 cached tokens.")]
+pub struct RunArgs {
+    /// Model file: GGUF, any part of a split one
+    #[arg(value_name = "MODEL", required_unless_present = "model_flag")]
+    model: Option<PathBuf>,
+    /// The same, as in llama.cpp
+    #[arg(short = 'm', long = "model", value_name = "MODEL", hide = true, conflicts_with = "model")]
+    model_flag: Option<PathBuf>,
+    /// Layers: N, A..B, a comma list, or all [default: the first with MLA attention]
+    #[arg(long, value_name = "LAYERS")]
+    layer: Option<String>,
+    /// Who computes: `auto` takes cpu in this version
+    #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
+    engine: EngineArg,
+    /// Form of attention
+    #[arg(long, value_enum, default_value_t = FormArg::Both)]
+    form: FormArg,
+    /// Requests, CONTEXT+NEW, as a comma list
+    #[arg(long, default_value = DEFAULT_BATCH)]
+    batch: String,
+    /// Dtype of weights and activations in the engine
+    #[arg(long, value_enum, default_value_t = DtypeArg::Bf16)]
+    dtype: DtypeArg,
+    /// How context rows are drawn
+    #[arg(long, value_enum, default_value_t = RegimeArg::Both)]
+    regime: RegimeArg,
+    /// Seed of everything that is drawn
+    #[arg(long, short = 's', default_value_t = 0)]
+    seed: u64,
+    /// Slots of a page of the cache
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    page_size: u32,
+    /// Splits of the keys in decode: a number or `auto`
+    #[arg(long, default_value = "auto", value_parser = splits)]
+    splits: SplitsArg,
+    /// Accumulator that engine cpu emulates
+    #[arg(long, value_enum, default_value_t = AccumulateKind::Rn)]
+    accumulate: AccumulateKind,
+    /// Real hidden states, a .npy file of [token, hidden], instead of drawn ones
+    #[arg(long, value_name = "FILE.npy")]
+    hidden: Option<PathBuf>,
+    /// Whose reading of the file's numbers: eps, YaRN, decimals
+    #[arg(long, value_enum, default_value_t = Convention::Auto)]
+    convention: Convention,
+    /// eps of the q_a and kv_a norms, instead of the convention's
+    #[arg(long, value_name = "X", value_parser = positive)]
+    norm_eps: Option<f64>,
+    /// Attention of models with a sparse indexer: `auto` is dense while every request fits its top_k
+    #[arg(long, value_enum, default_value_t = AttentionArg::Auto)]
+    attention: AttentionArg,
+    /// Alter one thing on purpose: NAME[=SIZE][@TENSOR]
+    #[arg(long, value_name = "NAME")]
+    fault: Option<String>,
+    /// Write every tensor of engine and reference as .npy, with a manifest
+    #[arg(long, value_name = "DIR")]
+    save: Option<PathBuf>,
+    /// Also write the report to a .json file (repeatable)
+    #[arg(long, value_name = "FILE.json")]
+    report: Vec<PathBuf>,
+    /// Threads [default: all cores]; results do not depend on it
+    #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+    /// Exit codes for `git bisect run`: usage errors are 128, no verdict 125
+    #[arg(long)]
+    bisect: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum EngineArg {
+    /// cuda where a GPU answers, else cpu; this version has cpu only
+    Auto,
+    /// A GPU kernel's arithmetic, emulated
+    Cpu,
+    /// float64 from start to end
+    Reference,
+    /// Our kernels on a GPU (not part of this version)
+    Cuda,
+    /// Our kernels' PTX without a GPU (not part of this version)
+    Ptx,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum FormArg {
+    Both,
+    Fused,
+    Absorbed,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DtypeArg {
+    Bf16,
+    F16,
+    F32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum RegimeArg {
+    Both,
+    Random,
+    Peaked,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum AttentionArg {
+    Auto,
+    /// What an engine without the indexer computes
+    Dense,
+    /// With the sparse indexer (not part of this version)
+    Dsa,
+}
+
+#[derive(Clone, Copy)]
+enum SplitsArg {
+    Auto,
+    Number(usize),
+}
+
+fn splits(text: &str) -> Result<SplitsArg, String> {
+    match (text, text.parse::<usize>()) {
+        ("auto", _) => Ok(SplitsArg::Auto),
+        (_, Ok(n)) if (1..=1024).contains(&n) => Ok(SplitsArg::Number(n)),
+        _ => Err("expected `auto` or a number from 1 to 1024".into()),
+    }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if x.is_finite() && x >= 0.0 => Ok(x),
+        _ => Err("expected a number that is finite and not negative".into()),
+    }
+}
 
 /// Runs the command.
-pub fn main(_args: &RunArgs, _out: &mut Output) -> Result<u8, Failure> {
-    Ok(0)
+pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
+    let (options, choice) = options(args)?;
+    for path in &args.report {
+        check_report_path(path)?;
+    }
+    if let Some(n) = args.threads {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(usize::from(n)).build_global();
+        pool.map_err(|e| {
+            Failure::Broke(format!(
+                "threads could not be started: {e}\n  where: --threads {n}\n  do: ask for fewer"
+            ))
+        })?;
+    }
+    let path = args.model.as_ref().or(args.model_flag.as_ref());
+    let path = path.ok_or_else(|| {
+        Failure::Input("no model file was given\n  where: MODEL\n  do: name a GGUF file".into())
+    })?;
+    let model = Model::open(path).map_err(Failure::input)?;
+    for w in model.gguf().warnings() {
+        out.warn(&w.to_string());
+    }
+    attention(args, &model, &options.batch, out)?;
+    let layers = layers(args.layer.as_deref(), &model, out)?;
+    let mut report = Report {
+        schema: "mla-check.run/1",
+        version: env!("CARGO_PKG_VERSION"),
+        verdict: Verdict::NotCompared,
+        exit: 0,
+        deliberate_fault: options.fault.as_ref().map(|f| f.text.clone()),
+        model: ModelReport::new(&model),
+        convention: if args.convention == Convention::Auto { "hf (auto)" } else { args.convention.name() },
+        engine_choice: choice,
+        layers: Vec::new(),
+        not_judged: not_judged(&options),
+        command: command(),
+    };
+    for (i, &layer) in layers.iter().enumerate() {
+        let bar = out.progress(0);
+        let prefix = if layers.len() > 1 {
+            format!("layer {layer} ({} of {}): ", i + 1, layers.len())
+        } else {
+            String::new()
+        };
+        let result =
+            check::layer(&model, layer, &options, &|what| bar.set_message(format!("{prefix}{what}")));
+        bar.finish_and_clear();
+        report.layers.push(result.map_err(failure)?);
+    }
+    report.verdict = worst(&report.layers);
+    let exit = report.verdict.exit(args.bisect);
+    report.exit = exit;
+    for path in &args.report {
+        write_report(path, &report)?;
+    }
+    if out.json() {
+        out.print_json(&report)?;
+    } else if out.quiet() {
+        out.print(&terminal::verdict_lines(&report))?;
+    } else {
+        out.print(&terminal::render(&report, out.width()))?;
+    }
+    Ok(exit)
+}
+
+fn worst(layers: &[LayerReport]) -> Verdict {
+    layers.iter().map(|l| l.verdict).max().unwrap_or(Verdict::NotCompared)
+}
+
+fn failure(e: CheckError) -> Failure {
+    match e {
+        CheckError::Engine(e) => Failure::Broke(format!(
+            "the engine gave up: {e}\n  where: engine cpu\n  do: report it with the command line"
+        )),
+        other => Failure::input(other),
+    }
+}
+
+fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
+    let gone = |name: &str| {
+        Failure::Unavailable(format!(
+            "engine {name} is not part of this version\n  where: --engine\n  do: run without --engine, or with --engine cpu or reference"
+        ))
+    };
+    let require_gpu = std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1");
+    let (engine, choice) = match args.engine {
+        EngineArg::Auto if require_gpu => {
+            return Err(Failure::Unavailable(
+                "a GPU is required and engine cuda is not part of this version\n  where: MLA_CHECK_REQUIRE_GPU=1\n  do: unset it, or pass --engine cpu".into(),
+            ));
+        }
+        EngineArg::Auto => (EngineKind::Cpu, "chosen because this version has no GPU engine"),
+        EngineArg::Cpu => (EngineKind::Cpu, "chosen by --engine"),
+        EngineArg::Reference => (EngineKind::Reference, "chosen by --engine"),
+        EngineArg::Cuda => return Err(gone("cuda")),
+        EngineArg::Ptx => return Err(gone("ptx")),
+    };
+    let batch: Batch = args.batch.parse().map_err(Failure::input)?;
+    let fault = match &args.fault {
+        None => None,
+        Some(text) => Some(Fault::parse(text, args.seed).map_err(Failure::input)?),
+    };
+    if fault.is_some() && engine == EngineKind::Reference {
+        return Err(Failure::Input(
+            "engine reference has no faults: it is what engines are held against\n  where: --fault\n  do: use --engine cpu".into(),
+        ));
+    }
+    let hidden = match &args.hidden {
+        None => None,
+        Some(path) => Some(npy::read_matrix(path).map_err(Failure::input)?),
+    };
+    let options = Options {
+        engine,
+        forms: match args.form {
+            FormArg::Both => Form::ALL.to_vec(),
+            FormArg::Fused => vec![Form::Fused],
+            FormArg::Absorbed => vec![Form::Absorbed],
+        },
+        batch,
+        dtype: match args.dtype {
+            DtypeArg::Bf16 => DType::Bf16,
+            DtypeArg::F16 => DType::F16,
+            DtypeArg::F32 => DType::F32,
+        },
+        regimes: match args.regime {
+            RegimeArg::Both => Regime::ALL.to_vec(),
+            RegimeArg::Random => vec![Regime::Random],
+            RegimeArg::Peaked => vec![Regime::Peaked],
+        },
+        seed: args.seed,
+        page_size: args.page_size as usize,
+        splits: match args.splits {
+            SplitsArg::Auto => None,
+            SplitsArg::Number(n) => Some(n),
+        },
+        accumulate: args.accumulate,
+        hidden,
+        reading: Reading { convention: args.convention, norm_eps: args.norm_eps },
+        fault,
+        save: args.save.clone(),
+    };
+    Ok((options, choice.to_string()))
+}
+
+/// Models with a sparse indexer are the same as dense ones while every request fits its top_k.
+fn attention(args: &RunArgs, model: &Model, batch: &Batch, out: &mut Output) -> Result<(), Failure> {
+    let longest = batch.0.iter().map(|r| r.total()).max().unwrap_or(0);
+    if let Some(trained) = model.context_length.filter(|c| longest as u64 > *c) {
+        out.warn(&format!("a request has {longest} tokens, the model was made for {trained}"));
+    }
+    match (args.attention, model.top_k) {
+        (AttentionArg::Dsa, Some(_)) => Err(Failure::Input(
+            "sparse attention is not part of this version\n  where: --attention dsa\n  do: keep requests within top_k, or pass --attention dense".into(),
+        )),
+        (AttentionArg::Dsa, None) => Err(Failure::Input(format!(
+            "architecture {} has no sparse indexer\n  where: --attention dsa\n  do: leave the option out",
+            model.arch.name
+        ))),
+        (AttentionArg::Auto, Some(k)) if longest > k => Err(Failure::Input(format!(
+            "a request has {longest} tokens, but the sparse indexer keeps {k} keys, so dense attention is not what the model computes\n  where: --batch, {}\n  do: pass --attention dense (what an engine without the indexer computes), or shorter requests",
+            model.file()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Layers as asked for; explicit ones must have MLA, ranges skip those that don't and say so.
+fn layers(asked: Option<&str>, model: &Model, out: &mut Output) -> Result<Vec<usize>, Failure> {
+    let with = model.mla_layers();
+    let bad = |what: String, how: &str| {
+        Failure::Input(format!(
+            "{what}\n  where: --layer\n  do: {how}; layers with MLA attention: {}",
+            list(&with)
+        ))
+    };
+    let Some(asked) = asked else {
+        return match with.first() {
+            Some(first) => Ok(vec![*first]),
+            None => Err(bad("no layer of this file has MLA attention".into(), "choose another file")),
+        };
+    };
+    if asked == "all" {
+        return if with.is_empty() {
+            Err(bad("no layer of this file has MLA attention".into(), "choose another file"))
+        } else {
+            Ok(with)
+        };
+    }
+    let mut all: Vec<usize> = Vec::new();
+    let mut skipped = Vec::new();
+    for part in asked.split(',').map(str::trim) {
+        let nonsense = || bad(format!("'{part}' is not a layer"), "write N, A..B, a comma list, or all");
+        if let Some((a, b)) = part.split_once("..") {
+            let (a, b): (usize, usize) =
+                (a.parse().map_err(|_| nonsense())?, b.parse().map_err(|_| nonsense())?);
+            if a > b || b >= model.blocks {
+                return Err(bad(
+                    format!("layers {part} do not lie in a model of {} layers", model.blocks),
+                    "write A..B, both ends included",
+                ));
+            }
+            for n in a..=b {
+                if with.contains(&n) { all.push(n) } else { skipped.push(n) }
+            }
+        } else {
+            let n: usize = part.parse().map_err(|_| nonsense())?;
+            if !with.contains(&n) {
+                return Err(bad(format!("layer {n} has no MLA attention"), "choose another one"));
+            }
+            all.push(n);
+        }
+    }
+    if !skipped.is_empty() {
+        out.warn(&format!("skipped layers without MLA attention: {}", list(&skipped)));
+    }
+    if all.is_empty() {
+        return Err(bad(format!("none of the layers {asked} has MLA attention"), "choose others"));
+    }
+    all.sort_unstable();
+    all.dedup();
+    Ok(all)
+}
+
+fn check_report_path(path: &std::path::Path) -> Result<(), Failure> {
+    let json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+    let missing = parent.is_some_and(|p| !p.is_dir());
+    if json && !missing {
+        return Ok(());
+    }
+    let what = if json {
+        "the report's folder does not exist"
+    } else {
+        "a report of this kind is not part of this version"
+    };
+    Err(Failure::Input(format!(
+        "{what}\n  where: --report {}\n  do: name a .json file in a folder that exists",
+        path.display()
+    )))
+}
+
+fn write_report(path: &std::path::Path, report: &Report) -> Result<(), Failure> {
+    let write =
+        npy::write_atomically(path, |out| serde_json::to_writer_pretty(out, report).map_err(Into::into));
+    write.map_err(|e| {
+        Failure::Input(format!(
+            "the report could not be written: {e}\n  where: {}\n  do: check room and permissions",
+            path.display()
+        ))
+    })
+}
+
+/// The command line as it can be pasted.
+fn command() -> String {
+    let quote = |a: String| {
+        let plain = !a.is_empty() && a.chars().all(|c| c.is_ascii_alphanumeric() || "-_./+=,:@".contains(c));
+        if plain { a } else { format!("'{}'", a.replace('\'', "'\\''")) }
+    };
+    let args = std::env::args_os().skip(1).map(|a| quote(a.to_string_lossy().into_owned()));
+    std::iter::once("mla-check".to_string()).chain(args).collect::<Vec<_>>().join(" ")
 }

@@ -5,12 +5,14 @@ Not judged against itself; what can be said of it is whether the fused and the a
 they must to rounding of float64. Its tensors are what `--save` writes and snapshots digest.
 */
 
-use super::{Description, Engine, EngineError, Sink};
+use super::{Description, Engine, EngineError, Sink, SinkError};
 use crate::case::Case;
-use crate::judge::expected;
+use crate::judge::{Unit, expected};
 use crate::model::Layer;
+use crate::trace::save::Saver;
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
+use mla_reference::product::Rows;
 use mla_reference::{Contract, Evaluator, Form, Scope, Source, Stage, Weight};
 use ndarray::Array2;
 use std::collections::HashMap;
@@ -101,4 +103,74 @@ impl Engine for ReferenceEngine {
         }
         Ok(())
     }
+}
+
+/// Takes the reference's own tensors: digests, files, and how far the forms are apart.
+pub struct Collect<'a> {
+    saver: Option<&'a mut Saver>,
+    progress: &'a dyn Fn(&str),
+    units: Vec<Unit>,
+    /// lse, attn_out and out of the first form.
+    first: HashMap<Stage, Tensor>,
+    apart: Option<f64>,
+}
+
+impl<'a> Collect<'a> {
+    /// With a place to write tensors to, or none.
+    pub fn new(saver: Option<&'a mut Saver>, progress: &'a dyn Fn(&str)) -> Collect<'a> {
+        Collect { saver, progress, units: Vec::new(), first: HashMap::new(), apart: None }
+    }
+
+    /// Digests, and the largest difference between forms relative to the largest value.
+    pub fn finish(self) -> (Vec<Unit>, Option<f64>) {
+        (self.units, self.apart)
+    }
+}
+
+impl Sink for Collect<'_> {
+    fn weight(&mut self, _: Weight, _: &dyn Rows) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn norm(&mut self, _: Weight, _: &[f64]) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
+        (self.progress)(&id.to_string());
+        self.units.push(Unit::digest(id, tensor));
+        if matches!(id.stage, Stage::Lse | Stage::AttnOut | Stage::Out) {
+            match self.first.remove(&id.stage) {
+                None => drop(self.first.insert(id.stage, tensor.clone())),
+                Some(other) => {
+                    let d = apart(&other, tensor);
+                    self.apart = Some(self.apart.map_or(d, |a| if d > a || d.is_nan() { d } else { a }));
+                }
+            }
+        }
+        if let Some(s) = self.saver.as_deref_mut() {
+            s.write(id, "reference", tensor)?;
+        }
+        Ok(false)
+    }
+}
+
+/// Largest difference over largest magnitude; NaN where something is not finite on one side only.
+fn apart(a: &Tensor, b: &Tensor) -> f64 {
+    let (mut worst, mut largest) = (0.0f64, 0.0f64);
+    for r in 0..a.rows {
+        for c in 0..a.cols {
+            let (x, y) = (a.get(r, c), b.get(r, c));
+            if x == y || x.is_nan() && y.is_nan() {
+                largest = largest.max(if x.is_finite() { x.abs() } else { 0.0 });
+                continue;
+            }
+            if !x.is_finite() || !y.is_finite() {
+                return f64::NAN;
+            }
+            worst = worst.max((x - y).abs());
+            largest = largest.max(x.abs());
+        }
+    }
+    if worst == 0.0 { 0.0 } else { worst / largest }
 }

@@ -7,7 +7,7 @@ verdict here, in one place, and nowhere else.
 
 use super::tally::{Digest, Tally};
 use super::verdict::Verdict;
-use crate::trace::TensorId;
+use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::{Axis, Form, Geometry, Phase, RowName, Scope, Stage, Weight};
 use serde::Serialize;
@@ -202,6 +202,25 @@ impl Unit {
             engine: Some(engine),
             reference: Some(reference),
             ..Unit::without_data(which, phase, verdict, "")
+        }
+    }
+
+    /// A tensor of the reference itself: digests, nothing compared.
+    pub fn digest(id: TensorId, tensor: &Tensor) -> Unit {
+        let mut tally = Tally::default();
+        let zeros = vec![0.0; tensor.cols];
+        let mut row = vec![0.0; tensor.cols];
+        for r in 0..tensor.rows {
+            tensor.read(r, 0..tensor.cols, &mut row);
+            tally.row(tensor.dtype, (r, 0, tensor.cols), &row, &row, &zeros);
+        }
+        Unit {
+            axes: tensor.axes.clone(),
+            shape: tensor.shape.clone(),
+            dtype: Some(tensor.dtype),
+            note: None,
+            reference: Some(tally.digests().1),
+            ..Unit::without_data(Which::Tensor(id), None, Verdict::NotCompared, "")
         }
     }
 

@@ -18,7 +18,8 @@ pub use weights::{LEGACY, LayerWeights, Layout, Stored};
 
 use crate::gguf::{Gguf, GgufError};
 use arch::Architecture;
-use mla_reference::{Geometry, Spec, Weights};
+use mla_reference::{Geometry, Spec, Weight, Weights};
+use std::ops::Range;
 use std::path::Path;
 
 /// One attention layer: its numbers and its weights.
@@ -132,11 +133,23 @@ impl Model {
         self.numbers.spec(self.arch, self.geometry, reading.convention, reading.norm_eps)
     }
 
-    /// Layers with MLA attention.
+    /// Layers with MLA attention, in order.
     pub fn mla_layers(&self) -> Vec<usize> {
-        (0..self.blocks)
-            .filter(|n| self.gguf.tensor(&format!("blk.{n}.attn_kv_a_mqa.weight")).is_some())
-            .collect()
+        // One pass over the tensors: block_count is the file's word, and may be anything.
+        let layers = self.gguf.tensors().iter().filter_map(|t| in_layer(&t.name));
+        let mut with: Vec<usize> = layers
+            .filter(|(n, name)| *n < self.blocks && *name == Weight::WKvA.row().gguf)
+            .map(|l| l.0)
+            .collect();
+        with.sort_unstable();
+        with
+    }
+
+    /// Layers for multi-token prediction: the last ones, where the metadata counts any.
+    pub fn mtp_layers(&self) -> Range<usize> {
+        let count = self.gguf.metadata().u64(&format!("{}.nextn_predict_layers", self.arch.name));
+        let count = usize::try_from(count.ok().flatten().unwrap_or(0)).unwrap_or(usize::MAX);
+        self.blocks.saturating_sub(count)..self.blocks
     }
 
     /// The weights of a layer, every shape checked.
@@ -147,6 +160,13 @@ impl Model {
         }
         LayerWeights::load(&self.gguf, layer, &self.geometry)
     }
+}
+
+/// `blk.N.NAME` as (N, NAME).
+pub(crate) fn in_layer(tensor: &str) -> Option<(usize, &str)> {
+    let (number, name) = tensor.strip_prefix("blk.")?.split_once('.')?;
+    let canonical = number.bytes().all(|b| b.is_ascii_digit()) && (number == "0" || !number.starts_with('0'));
+    Some((number.parse().ok().filter(|_| canonical)?, name))
 }
 
 /// `0, 1, 2, 5` as `0..2, 5`.

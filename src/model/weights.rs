@@ -73,9 +73,8 @@ impl<'a> LayerWeights<'a> {
                 file: file(gguf),
                 wanted: format!("{} {:?}", weight, weight.shape(g)),
             })?;
-            let (rows, cols) =
-                if from_kv_b { (g.heads * (g.nope + g.value), g.latent) } else { weight.matrix(g) };
-            check_shape(gguf, info, weight, g, rows, cols, from_kv_b)?;
+            let (_, cols) = matrix(weight, g, from_kv_b);
+            check_shape(gguf, info, weight, g, from_kv_b)?;
             let blocks = blocks(gguf, info, cols)?;
             all.stored.push(Stored { weight, tensor: name, ty: info.ty.to_string() });
             if weight.is_norm() {
@@ -117,16 +116,15 @@ fn blocks<'a>(gguf: &'a Gguf, info: &TensorInfo, cols: usize) -> Result<Blocks<'
     Blocks::new(ty, bytes, cols).map_err(|_| undecodable())
 }
 
-fn check_shape(
-    gguf: &Gguf,
-    info: &TensorInfo,
-    weight: Weight,
-    g: &Geometry,
-    rows: usize,
-    cols: usize,
-    from_kv_b: bool,
-) -> Result<(), ModelError> {
-    // File order is fastest first; trailing ones are dropped on both sides.
+/// Rows and columns of the tensor that holds a weight.
+fn matrix(weight: Weight, g: &Geometry, from_kv_b: bool) -> (usize, usize) {
+    if from_kv_b { (g.heads * (g.nope + g.value), g.latent) } else { weight.matrix(g) }
+}
+
+/// The dimensions of the tensor that holds a weight, fastest first without trailing ones: as it should be, and
+/// folded to two axes (the same bytes).
+pub(super) fn dims(weight: Weight, g: &Geometry, from_kv_b: bool) -> (Vec<u64>, Vec<u64>) {
+    let (rows, cols) = matrix(weight, g, from_kv_b);
     let mut folded = vec![cols as u64, rows as u64];
     let mut wanted: Vec<u64> = if from_kv_b || matches!(weight, Weight::WO | Weight::WQB | Weight::WQ) {
         folded.clone()
@@ -138,6 +136,17 @@ fn check_shape(
             dims.pop();
         }
     }
+    (wanted, folded)
+}
+
+fn check_shape(
+    gguf: &Gguf,
+    info: &TensorInfo,
+    weight: Weight,
+    g: &Geometry,
+    from_kv_b: bool,
+) -> Result<(), ModelError> {
+    let (wanted, folded) = dims(weight, g, from_kv_b);
     if info.dims == wanted || info.dims == folded {
         return Ok(());
     }

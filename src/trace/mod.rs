@@ -7,6 +7,7 @@ stage functions and the judge read.
 */
 
 pub mod npy;
+pub mod save;
 
 use mla_numeric::DType;
 use mla_reference::{Axis, Form, Plan, Stage};

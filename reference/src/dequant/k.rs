@@ -18,35 +18,37 @@ byte 32 n + l.
 
 use super::{blocks, half, part};
 
-/// Two bits of each element of quarter j: byte l, bits 2j.
+/// `width` bits of each byte, from bit `shift`.
 #[inline(always)]
-fn two_bits(bytes: [u8; 32], j: usize) -> [i32; 32] {
-    std::array::from_fn(|l| i32::from((bytes[l] >> (2 * j)) & 3))
+fn bits(bytes: [u8; 32], shift: usize, width: usize) -> [i8; 32] {
+    let mut q = [0; 32];
+    for l in 0..32 {
+        q[l] = ((bytes[l] >> shift) & ((1 << width) - 1)) as i8;
+    }
+    q
 }
 
-/// Bit `bit` of each byte.
+/// `low` with the bits `high` above its `width` bits, minus `zero`.
 #[inline(always)]
-fn one_bit(bytes: [u8; 32], bit: usize) -> [i32; 32] {
-    std::array::from_fn(|l| i32::from((bytes[l] >> bit) & 1))
+fn join(low: [i8; 32], high: [i8; 32], width: usize, zero: i8) -> [i8; 32] {
+    let mut q = [0; 32];
+    for l in 0..32 {
+        q[l] = (low[l] | high[l] << width) - zero;
+    }
+    q
 }
 
-/// Low (`high` = 0) or high (1) nibbles.
+/// scale q - min, each of them for a half of 16.
 #[inline(always)]
-fn nibbles(bytes: [u8; 32], high: usize) -> [i32; 32] {
-    std::array::from_fn(|l| i32::from((bytes[l] >> (4 * high)) & 15))
-}
-
-/// scale\[l / 16\] q - min\[l / 16\].
-#[inline(always)]
-fn affine(q: [i32; 32], scale: [f64; 2], min: [f64; 2], out: &mut [f64; 32]) {
+fn affine(q: [i8; 32], scale: [f64; 2], min: [f64; 2], out: &mut [f64; 32]) {
     for l in 0..32 {
         out[l] = scale[l / 16] * f64::from(q[l]) - min[l / 16];
     }
 }
 
-/// scale\[l / 16\] q: without the subtraction, which would turn -0 to +0.
+/// scale q: without the subtraction, which would turn -0 to +0.
 #[inline(always)]
-fn scaled(q: [i32; 32], scale: [f64; 2], out: &mut [f64; 32]) {
+fn scaled(q: [i8; 32], scale: [f64; 2], out: &mut [f64; 32]) {
     for l in 0..32 {
         out[l] = scale[l / 16] * f64::from(q[l]);
     }
@@ -58,10 +60,10 @@ pub fn q2_k(bytes: &[u8], out: &mut [f64]) {
         let (d, dmin) = (half(b, 80), half(b, 82));
         for (g, o) in o.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let (n, j) = (g / 4, g % 4);
-            let s = part::<2>(b, 2 * g);
-            let scale = s.map(|s| d * f64::from(s & 15));
-            let min = s.map(|s| dmin * f64::from(s >> 4));
-            affine(two_bits(part(b, 16 + 32 * n), j), scale, min, o);
+            let (s, t) = (b[2 * g], b[2 * g + 1]);
+            let scale = [d * f64::from(s & 15), d * f64::from(t & 15)];
+            let min = [dmin * f64::from(s >> 4), dmin * f64::from(t >> 4)];
+            affine(bits(part(b, 16 + 32 * n), 2 * j, 2), scale, min, o);
         }
     });
 }
@@ -78,12 +80,12 @@ fn q3_scale(s: [u8; 12], g: usize) -> f64 {
 #[inline(always)]
 pub fn q3_k(bytes: &[u8], out: &mut [f64]) {
     blocks(bytes, out, |b: &[u8; 110], o: &mut [f64; 256]| {
-        let d = half(b, 108);
+        let (d, s) = (half(b, 108), part(b, 96));
         for (g, o) in o.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let (n, j) = (g / 4, g % 4);
-            let scale = [0, 1].map(|h| d * q3_scale(part(b, 96), 2 * g + h));
-            let (low, high) = (two_bits(part(b, 32 + 32 * n), j), one_bit(part(b, 0), g));
-            scaled(std::array::from_fn(|l| low[l] + 4 * high[l] - 4), scale, o);
+            let scale = [d * q3_scale(s, 2 * g), d * q3_scale(s, 2 * g + 1)];
+            let (low, high) = (bits(part(b, 32 + 32 * n), 2 * j, 2), bits(part(b, 0), g, 1));
+            scaled(join(low, high, 2, 4), scale, o);
         }
     });
 }
@@ -103,10 +105,10 @@ fn q4_scale(s: [u8; 12], k: usize) -> (f64, f64) {
 #[inline(always)]
 pub fn q4_k(bytes: &[u8], out: &mut [f64]) {
     blocks(bytes, out, |b: &[u8; 144], o: &mut [f64; 256]| {
-        let (d, dmin) = (half(b, 0), half(b, 2));
+        let (d, dmin, s) = (half(b, 0), half(b, 2), part(b, 4));
         for (k, o) in o.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let (sc, m) = q4_scale(part(b, 4), k);
-            let q = nibbles(part(b, 16 + 32 * (k / 2)), k % 2);
+            let (sc, m) = q4_scale(s, k);
+            let q = bits(part(b, 16 + 32 * (k / 2)), 4 * (k % 2), 4);
             affine(q, [d * sc; 2], [dmin * m; 2], o);
         }
     });
@@ -115,12 +117,11 @@ pub fn q4_k(bytes: &[u8], out: &mut [f64]) {
 #[inline(always)]
 pub fn q5_k(bytes: &[u8], out: &mut [f64]) {
     blocks(bytes, out, |b: &[u8; 176], o: &mut [f64; 256]| {
-        let (d, dmin) = (half(b, 0), half(b, 2));
+        let (d, dmin, s) = (half(b, 0), half(b, 2), part(b, 4));
         for (k, o) in o.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let (sc, m) = q4_scale(part(b, 4), k);
-            let (low, high) = (nibbles(part(b, 48 + 32 * (k / 2)), k % 2), one_bit(part(b, 16), k));
-            let q = std::array::from_fn(|l| low[l] | high[l] << 4);
-            affine(q, [d * sc; 2], [dmin * m; 2], o);
+            let (sc, m) = q4_scale(s, k);
+            let (low, high) = (bits(part(b, 48 + 32 * (k / 2)), 4 * (k % 2), 4), bits(part(b, 16), k, 1));
+            affine(join(low, high, 4, 0), [d * sc; 2], [dmin * m; 2], o);
         }
     });
 }
@@ -131,10 +132,12 @@ pub fn q6_k(bytes: &[u8], out: &mut [f64]) {
         let d = half(b, 208);
         for (g, o) in o.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let (n, j) = (g / 4, g % 4);
-            let scale = part::<2>(b, 192 + 2 * g).map(|s| d * f64::from(s as i8));
-            let low = nibbles(part(b, 64 * n + 32 * (j % 2)), j / 2);
-            let high = two_bits(part(b, 128 + 32 * n), j);
-            scaled(std::array::from_fn(|l| (low[l] | high[l] << 4) - 32), scale, o);
+            let scale = [d * f64::from(b[192 + 2 * g] as i8), d * f64::from(b[193 + 2 * g] as i8)];
+            // Opaque: LLVM would else compute several quarters side by side, byte by byte.
+            let shift = std::hint::black_box(4 * (j / 2));
+            let low = bits(part(b, 64 * n + 32 * (j % 2)), shift, 4);
+            let high = bits(part(b, 128 + 32 * n), 2 * j, 2);
+            scaled(join(low, high, 4, 32), scale, o);
         }
     });
 }

@@ -18,10 +18,12 @@ use super::{blocks, half, part};
 /// Split nibbles, each with its fifth bit (none: `fifth` = 0).
 #[inline(always)]
 fn codes(qs: [u8; 16], fifth: u32) -> [i32; 32] {
-    std::array::from_fn(|i| {
-        let nibble = if i < 16 { qs[i] & 15 } else { qs[i - 16] >> 4 };
-        i32::from(nibble) | (((fifth >> i) & 1) << 4) as i32
-    })
+    let mut q = [0; 32];
+    for i in 0..16 {
+        q[i] = i32::from(qs[i] & 15) | (((fifth >> i) & 1) << 4) as i32;
+        q[i + 16] = i32::from(qs[i] >> 4) | (((fifth >> (i + 16)) & 1) << 4) as i32;
+    }
+    q
 }
 
 /// The u32 at byte `at`.
@@ -68,8 +70,10 @@ pub fn q5_1(bytes: &[u8], out: &mut [f64]) {
 
 #[inline(always)]
 pub fn q8_0(bytes: &[u8], out: &mut [f64]) {
-    blocks(bytes, out, |b: &[u8; 34], o| {
-        let (d, q) = (half(b, 0), part::<32>(b, 2));
-        centred(std::array::from_fn(|i| i32::from(q[i] as i8)), 0, d, o);
+    blocks(bytes, out, |b: &[u8; 34], o: &mut [f64; 32]| {
+        let (d, qs) = (half(b, 0), part::<32>(b, 2));
+        for i in 0..32 {
+            o[i] = f64::from(qs[i] as i8) * d;
+        }
     });
 }

@@ -14,8 +14,8 @@ n = 256 + ⌈K/256⌉ roundings, |δ| ≤ γ_n Σ|x||w|, γ_n = n u / (1 - n u),
 Form: lanes are tokens. X is packed once, tokens of a panel side by side; a decoder writes 256 columns of a row as
 they come, and a tile broadcasts from it, so that decoded weights need no transposition. One token: lanes are rows of
 W. A thread holds 192 rows × 256 columns of W (few tokens: 24 × 1,024), which stay in its L2 cache while the
-panels of X (16 KiB) pass through L1. Beside inputs and outputs a product needs 8·T·(K + M) bytes, and at most
-0.4 MiB a thread.
+panels of X (16 KiB) pass through L1. Beside inputs and outputs a product needs 8·T·K bytes, and per thread at most
+0.4 MiB and 1,536·T bytes.
 
 Without fused multiply-add in hardware the same bits take some 50 times as long.
 */
@@ -89,47 +89,57 @@ fn run(plan: Plan, x: &[f64], tokens: usize, w: &dyn Rows, c: &mut [f64], sumsq:
     let block = if plan.block.is_none() { block.min(most) } else { block };
 
     let x = Packed::new(isa, x, tokens, k);
-    // The sums, as the tiles leave them: [row block][panel][row][lane].
-    let mut sums = Aligned::zeros(m.div_ceil(block) * block * x.width);
-    let norms: Vec<Option<&mut [f64]>> = match sumsq {
-        Some(s) => s.chunks_mut(block * norm_blocks).map(Some).collect(),
-        None => (0..m.div_ceil(block)).map(|_| None).collect(),
-    };
-    let tasks: Vec<(&mut [f64], Option<&mut [f64]>)> = match x.width {
-        0 => norms.into_iter().map(|n| (&mut [][..], n)).collect(),
-        width => sums.get_mut().chunks_mut(block * width).zip(norms).collect(),
-    };
-    tasks.into_par_iter().enumerate().for_each_init(
-        || vec![Row([0.0; LD]); block * group],
-        |scratch, (i, (sums, norms))| {
-            let rows = i * block..((i + 1) * block).min(m);
-            row_block(isa, scratch, rows, group, &x, w, sums, norms);
-        },
-    );
-    unpack(&x, sums.get(), block, m, c);
+    // A task writes its columns of C: of each row of C a slice.
+    let mut tasks: Vec<Task> = (0..m.div_ceil(block)).map(|_| Task::default()).collect();
+    for c in c.chunks_mut(m) {
+        tasks.iter_mut().zip(c.chunks_mut(block)).for_each(|(task, c)| task.c.push(c));
+    }
+    if let Some(s) = sumsq {
+        tasks.iter_mut().zip(s.chunks_mut(block * norm_blocks)).for_each(|(task, s)| task.norms = Some(s));
+    }
+    let scratch =
+        || Scratch { w: vec![Row([0.0; LD]); block * group], sums: Aligned::zeros(block * x.width) };
+    tasks.into_par_iter().enumerate().for_each_init(scratch, |scratch, (i, task)| {
+        row_block(isa, scratch, i * block..((i + 1) * block).min(m), group, &x, w, task);
+    });
 }
 
-/// The sums of some rows of W with all tokens.
-#[allow(clippy::too_many_arguments)]
+/// Where the results of some rows of W go.
+#[derive(Default)]
+struct Task<'a> {
+    /// For each token, the elements of these rows.
+    c: Vec<&'a mut [f64]>,
+    /// Their sums of squares.
+    norms: Option<&'a mut [f64]>,
+}
+
+struct Scratch {
+    w: Vec<Row>,
+    /// As the tiles leave them: `[panel][row][lane]`.
+    sums: Aligned,
+}
+
+/// The products of some rows of W with all tokens.
 fn row_block(
     isa: Isa,
-    scratch: &mut [Row],
+    scratch: &mut Scratch,
     rows: std::ops::Range<usize>,
     group: usize,
     x: &Packed,
     w: &dyn Rows,
-    sums: &mut [f64],
-    mut norms: Option<&mut [f64]>,
+    mut task: Task,
 ) {
     let (k, padded) = (w.cols(), rows.len().next_multiple_of(UNIT));
     let norm_blocks = k.div_ceil(NORM_BLOCK);
+    let sums = &mut scratch.sums.get_mut()[..padded * x.width];
+    sums.fill(0.0);
     for k0 in (0..k).step_by(KC * group) {
         let blocks = || (k0..k.min(k0 + KC * group)).step_by(KC).map(|k0| (k0, KC.min(k - k0)));
         for (i, r) in rows.clone().enumerate() {
             for (j, (k0, kc)) in blocks().enumerate() {
-                let row = &mut scratch[j * padded + i].0[..kc];
+                let row = &mut scratch.w[j * padded + i].0[..kc];
                 w.decode(r, k0, row);
-                if let Some(norms) = &mut norms {
+                if let Some(norms) = &mut task.norms {
                     let norms = &mut norms[i * norm_blocks + k0 / NORM_BLOCK..];
                     for (n, part) in norms.iter_mut().zip(row.chunks(NORM_BLOCK)) {
                         *n = isa.sumsq(part);
@@ -138,30 +148,16 @@ fn row_block(
             }
         }
         for (j, (k0, kc)) in blocks().enumerate() {
-            let (w, mut sums) = (&scratch[j * padded..][..padded], &mut *sums);
-            for (panel, lanes) in x.block(k0, kc) {
-                // Row blocks are equally long, the last one's tail is unused.
-                let (part, rest) = sums.split_at_mut(padded * lanes);
-                sums = rest;
-                isa.tiles(lanes, w, panel, part);
+            let w = &scratch.w[j * padded..][..padded];
+            for (panel, lanes, before) in x.block(k0, kc) {
+                isa.tiles(lanes, w, panel, &mut sums[before * padded..][..lanes * padded]);
             }
         }
     }
-}
-
-/// Brings the sums to `[T, M]`.
-fn unpack(x: &Packed, sums: &[f64], block: usize, m: usize, c: &mut [f64]) {
-    if m == 0 || x.width == 0 {
-        return;
-    }
-    c.par_chunks_mut(m).enumerate().for_each(|(t, c)| {
-        for (c, sums) in c.chunks_mut(block).zip(sums.chunks(block * x.width)) {
-            let padded = c.len().next_multiple_of(UNIT);
-            let (first, lanes, before) = x.panel_of(t);
-            let part = &sums[before * padded + t - first..];
-            for (c, v) in c.iter_mut().zip(part.iter().step_by(lanes)) {
-                *c = *v;
-            }
+    for (t, c) in task.c.iter_mut().enumerate() {
+        let (first, lanes, before) = x.panel_of(t);
+        for (c, v) in c.iter_mut().zip(sums[before * padded + t - first..].iter().step_by(lanes)) {
+            *c = *v;
         }
-    });
+    }
 }

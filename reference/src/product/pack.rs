@@ -49,10 +49,10 @@ impl Packed {
         Packed { data, panels, width, wide }
     }
 
-    /// The panels of columns `k0 .. k0 + kc`, and their lanes.
-    pub fn block(&self, k0: usize, kc: usize) -> impl Iterator<Item = (&[f64], usize)> {
+    /// The panels of columns `k0 .. k0 + kc`, their lanes, and the lanes before them.
+    pub fn block(&self, k0: usize, kc: usize) -> impl Iterator<Item = (&[f64], usize, usize)> {
         let data = &self.data.get()[k0 * self.width..][..kc * self.width];
-        self.panels.iter().map(move |&(_, lanes, before)| (&data[before * kc..][..lanes * kc], lanes))
+        self.panels.iter().map(move |&(_, lanes, before)| (&data[before * kc..][..lanes * kc], lanes, before))
     }
 
     /// First token, lanes, and lanes before, of the panel that holds token `t`.

@@ -1,0 +1,237 @@
+/*!
+The line from end to end: a model, a layer and options in, a report out.
+
+Nothing here computes or judges: it puts the pieces in order. Geometry is compared first, then the engine
+streams into the judge, then verdicts are gathered.
+*/
+
+use crate::case::{Batch, Case, Draw, HiddenError, automatic_splits};
+use crate::engine::cpu::CpuEngine;
+use crate::engine::reference::ReferenceEngine;
+use crate::engine::{Engine, EngineError};
+use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
+use crate::judge::{Recorder, Session, Verdict, compare_scalars, overall};
+use crate::model::{Convention, Layer, Model, ModelError, Reading};
+use crate::report::{CaseReport, LayerReport};
+use crate::trace::save::Saver;
+use mla_numeric::DType;
+use mla_reference::{Accumulate, Form, Regime, Spec};
+use ndarray::Array2;
+use std::path::PathBuf;
+
+/// Which engine computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineKind {
+    /// A GPU kernel's arithmetic, emulated.
+    Cpu,
+    /// float64 from start to end.
+    Reference,
+}
+
+/// Accumulator of the CPU engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum AccumulateKind {
+    /// f32 to nearest, once for every 16 products
+    Rn,
+    /// The tensor core of sm_90 and later: 16 products and the sum in one, cut to 25 bits
+    Mma,
+}
+
+/// Everything that a run may be told.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Engine.
+    pub engine: EngineKind,
+    /// Forms.
+    pub forms: Vec<Form>,
+    /// Requests.
+    pub batch: Batch,
+    /// Dtype of weights and activations.
+    pub dtype: DType,
+    /// Regimes of the context.
+    pub regimes: Vec<Regime>,
+    /// Seed of everything drawn.
+    pub seed: u64,
+    /// Slots of a page.
+    pub page_size: usize,
+    /// Splits of the keys in decode; None: by length.
+    pub splits: Option<usize>,
+    /// Accumulator of the CPU engine.
+    pub accumulate: AccumulateKind,
+    /// Hidden states.
+    pub hidden: Option<Array2<f64>>,
+    /// Convention and eps.
+    pub reading: Reading,
+    /// Deliberate fault.
+    pub fault: Option<Fault>,
+    /// Where tensors are written.
+    pub save: Option<PathBuf>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            engine: EngineKind::Cpu,
+            forms: Form::ALL.to_vec(),
+            batch: crate::case::DEFAULT_BATCH.parse().unwrap_or(Batch(Vec::new())),
+            dtype: DType::Bf16,
+            regimes: Regime::ALL.to_vec(),
+            seed: 0,
+            page_size: 64,
+            splits: None,
+            accumulate: AccumulateKind::Rn,
+            hidden: None,
+            reading: Reading { convention: Convention::Hf, norm_eps: None },
+            fault: None,
+            save: None,
+        }
+    }
+}
+
+/// Why a layer could not be checked.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum CheckError {
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Hidden(#[from] HiddenError),
+    #[error(transparent)]
+    Fault(#[from] FaultError),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error("{0}")]
+    Save(String),
+}
+
+/// Checks one layer. `progress` hears the name of each tensor as it is taken up.
+pub fn layer(
+    model: &Model,
+    index: usize,
+    options: &Options,
+    progress: &dyn Fn(&str),
+) -> Result<LayerReport, CheckError> {
+    let started = std::time::Instant::now();
+    let stored = model.weights(index)?;
+    let spec = model.spec(&options.reading);
+    let layer = Layer { index, spec: spec.clone(), weights: &stored };
+    let dtype = if options.engine == EngineKind::Reference { DType::F64 } else { options.dtype };
+    let splits = options.splits.unwrap_or_else(|| automatic_splits(&options.batch));
+    progress("drawing the case");
+    let case = Draw {
+        batch: options.batch.clone(),
+        regimes: options.regimes.clone(),
+        seed: options.seed,
+        page_size: options.page_size,
+        splits,
+        dtype,
+        hidden: options.hidden.clone(),
+        spec: &spec,
+        weights: &stored,
+    }
+    .case()?;
+    let engine = engine(options, splits);
+    let contract = engine.contract();
+    let mut saver = match &options.save {
+        None => None,
+        Some(dir) => Some(Saver::new(dir, index).map_err(|e| CheckError::Save(e.to_string()))?),
+    };
+    let mut report = LayerReport {
+        layer: index,
+        verdict: Verdict::NotCompared,
+        engine: engine.describe(),
+        contract,
+        contract_text: contract.to_string(),
+        weights: stored.stored.clone(),
+        layout: stored.layout,
+        case: CaseReport::new(&case, options),
+        scalars: compare_scalars(&engine.spec(&layer), &layer.spec),
+        tensors: Vec::new(),
+        odd: Vec::new(),
+        forms_agree: None,
+        seconds: 0.0,
+    };
+    if !report.scalars.is_empty() {
+        report.verdict = Verdict::Fault;
+        return Ok(report);
+    }
+    if options.engine == EngineKind::Reference {
+        report.forms_agree = reference(&layer, &case, options, &mut saver, progress, &mut report.tensors)?;
+        report.verdict = match report.forms_agree {
+            None => Verdict::NotCompared,
+            Some(d) if d <= FORMS_AGREE => Verdict::Rounding,
+            Some(_) => Verdict::Fault,
+        };
+    } else {
+        judged(&layer, &case, options, engine.as_ref(), &mut saver, progress, &mut report)?;
+    }
+    if let Some(s) = saver {
+        s.finish(&spec, &case, &contract).map_err(|e| CheckError::Save(e.to_string()))?;
+    }
+    report.seconds = started.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+/// How far the two forms of the float64 reference may differ, relative to the largest value: sums of a few
+/// thousand terms in another order, each rounding 2^-53.
+pub const FORMS_AGREE: f64 = 1e-12;
+
+fn engine(options: &Options, splits: usize) -> Box<dyn Engine> {
+    match options.engine {
+        EngineKind::Reference => Box::new(ReferenceEngine),
+        EngineKind::Cpu => {
+            let mut e = CpuEngine::new(options.dtype, splits);
+            if options.accumulate == AccumulateKind::Mma && options.dtype != DType::F32 {
+                e.accumulate = Accumulate::Mma { k: 16, bits: 25 };
+            }
+            if let Some(f) = &options.fault {
+                e.seams = f.seams();
+            }
+            Box::new(e)
+        }
+    }
+}
+
+fn judged(
+    layer: &Layer,
+    case: &Case,
+    options: &Options,
+    engine: &dyn Engine,
+    saver: &mut Option<Saver>,
+    progress: &dyn Fn(&str),
+    report: &mut LayerReport,
+) -> Result<(), CheckError> {
+    let recorder = saver.as_mut().map(|s| s as &mut dyn Recorder);
+    let mut session =
+        Session::new(layer, case, &options.forms, report.contract, recorder, Box::new(progress));
+    match &options.fault {
+        None => engine.run(layer, case, &options.forms, &mut session)?,
+        Some(fault) => {
+            let weights = FaultyWeights::new(fault, layer.weights)?;
+            let spec: Spec = fault.spec(&layer.spec);
+            let faulty = Layer { index: layer.index, spec, weights: &weights };
+            let mut alter = Alter::new(fault, &layer.spec, &case.plan, &mut session);
+            engine.run(&faulty, case, &options.forms, &mut alter)?;
+            alter.finish()?;
+        }
+    }
+    (report.tensors, report.odd) = session.finish();
+    report.verdict = overall(&report.tensors);
+    Ok(())
+}
+
+/// Runs the float64 reference; returns the largest difference between its forms, where both ran.
+fn reference(
+    layer: &Layer,
+    case: &Case,
+    options: &Options,
+    saver: &mut Option<Saver>,
+    progress: &dyn Fn(&str),
+    tensors: &mut Vec<crate::judge::Unit>,
+) -> Result<Option<f64>, CheckError> {
+    let mut sink = crate::engine::reference::Collect::new(saver.as_mut(), progress);
+    ReferenceEngine.run(layer, case, &options.forms, &mut sink)?;
+    let (units, apart) = sink.finish();
+    *tensors = units;
+    Ok(apart)
+}

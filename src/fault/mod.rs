@@ -1,0 +1,101 @@
+/*!
+Deliberate faults: one thing altered on purpose, from outside the engine.
+
+`NAME[=SIZE][@TENSOR]`. A fault is a transform of the layer that the engine is given, of a tensor that it
+hands over (it goes on from the altered bits), or a seam of the CPU engine. The declared contract and scalars
+stay what they were: the judge has to find the rest. Reports of such runs say DELIBERATE FAULT.
+*/
+
+mod apply;
+mod parse;
+
+pub use apply::{Alter, FaultyWeights};
+pub use parse::{FaultError, NAMES};
+
+use crate::engine::cpu::Seams;
+use crate::trace::TensorId;
+use mla_reference::{Spec, Stage, Weight};
+
+/// What is altered.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kind {
+    /// One element of a weight, by so many rms.
+    WeightElement(Weight),
+    /// One element of a tensor, by so many rms.
+    Element(Stage),
+    /// The softmax scale, by this factor.
+    SoftmaxScale(f64),
+    /// All elements of a tensor, by this factor.
+    OutputGain(f64),
+    /// Head 1 (or the only one) of a tensor, by this factor.
+    HeadGain(f64),
+    /// eps of the norms, by this factor.
+    Eps(f64),
+    /// Positions of q (or k_pe), by this many.
+    RopeOffset(f64),
+    /// Two heads of a tensor exchanged.
+    SwapHeads(usize, usize),
+    /// A key position left out of attention.
+    DropToken(usize),
+    /// Partial results merged with exp of base-2 logarithms.
+    MergeBase,
+    /// The running maximum grows, the sums are not rescaled.
+    NoRescale,
+    /// The stage after attention reads another buffer than attention wrote.
+    PhantomOutput,
+    /// The last row of a tensor is never written.
+    SkippedRow,
+}
+
+/// A deliberate fault.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fault {
+    /// As it was asked for.
+    pub text: String,
+    /// What.
+    pub kind: Kind,
+    /// Tensor that it acts on, where it acts on one.
+    pub stage: Option<Stage>,
+    /// Size of an element's change, in rms of the tensor.
+    pub size: f64,
+    /// Draws the element.
+    pub seed: u64,
+}
+
+impl Fault {
+    /// The scalars that the engine computes with.
+    pub fn spec(&self, spec: &Spec) -> Spec {
+        let mut s = spec.clone();
+        match self.kind {
+            Kind::SoftmaxScale(f) => s.scale *= f,
+            Kind::Eps(f) => {
+                let all = self.stage.is_none();
+                if all || self.stage == Some(Stage::AttnIn) {
+                    s.eps_attn *= f;
+                }
+                if all || self.stage != Some(Stage::AttnIn) {
+                    s.eps_latent *= f;
+                }
+            }
+            _ => {}
+        }
+        s
+    }
+
+    /// The CPU engine's seams.
+    pub fn seams(&self) -> Seams {
+        Seams {
+            merge_base_e: self.kind == Kind::MergeBase,
+            no_rescale: self.kind == Kind::NoRescale,
+            skip_key: match self.kind {
+                Kind::DropToken(s) => Some(s),
+                _ => None,
+            },
+        }
+    }
+
+    /// Whether the fault alters this tensor when it is handed over.
+    fn hits(&self, id: TensorId) -> bool {
+        self.stage == Some(id.stage)
+    }
+}

@@ -1,0 +1,169 @@
+/*! Parsing `--fault NAME[=SIZE][@TENSOR]`, and the list of names. */
+
+use super::{Fault, Kind};
+use mla_reference::{Stage, Weight};
+
+/// Names beside `TENSOR-element`, with what they do.
+pub const NAMES: &[(&str, &str)] = &[
+    ("TENSOR-element[=RMS]", "one element of a weight or tensor, by RMS of its rms (default 0.25)"),
+    ("softmax-scale=F", "the softmax scale times F"),
+    ("output-gain=F[@TENSOR]", "every element of TENSOR (default attn_out) times F"),
+    ("head-gain=F[@TENSOR]", "one head of TENSOR (default attn_out) times F"),
+    ("eps=F[@TENSOR]", "eps of the norms (or of TENSOR's) times F"),
+    ("rope-offset=N[@TENSOR]", "positions of q (or @k_pe) moved by N"),
+    ("swap-heads=A,B[@TENSOR]", "heads A and B of TENSOR (default attn_out) exchanged"),
+    ("drop-token=S", "key position S left out of attention"),
+    ("merge-base", "splits merged with the wrong base of the logarithm"),
+    ("no-rescale", "no rescaling when the running maximum grows"),
+    ("phantom-output", "o_proj reads another buffer than attention wrote"),
+    ("skipped-row[@TENSOR]", "the last row of TENSOR (default attn_out) is never written"),
+];
+
+/// Names that DESIGN knows and this version can't do yet, with what they wait for.
+const LATER: &[(&str, &str)] = &[
+    ("slots-permuted", "stacked projections"),
+    ("shard-zero", "tensor parallelism"),
+    ("foreign-page", "a seam in the page table's readers"),
+];
+
+/// Why a fault can't be made.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum FaultError {
+    /// No such name.
+    #[error("'{0}' is not a fault\n  where: --fault\n  do: choose one of {names}", names = names())]
+    Unknown(String),
+    /// Not part of this version.
+    #[error("the fault '{0}' is not part of this version (it comes with {1})\n  where: --fault\n  do: choose another one: {names}", names = names())]
+    Later(String, &'static str),
+    /// The value is missing or makes no sense.
+    #[error("{0}\n  where: --fault {1}\n  do: write it as {2}")]
+    Value(String, String, &'static str),
+    /// Nothing in this run for it to act on.
+    #[error("{0}\n  where: --fault {1}\n  do: {2}")]
+    Nowhere(String, String, String),
+}
+
+fn names() -> String {
+    NAMES.iter().map(|(n, _)| *n).collect::<Vec<_>>().join(", ")
+}
+
+impl Fault {
+    /// Parses a fault; `seed` draws the element.
+    pub fn parse(text: &str, seed: u64) -> Result<Fault, FaultError> {
+        let (head, tensor) = match text.split_once('@') {
+            Some((h, t)) => (h, Some(t)),
+            None => (text, None),
+        };
+        let (name, value) = match head.split_once('=') {
+            Some((n, v)) => (n, Some(v)),
+            None => (head, None),
+        };
+        let form = |name: &str| NAMES.iter().find(|(n, _)| n.starts_with(name)).map_or("NAME", |(n, _)| n);
+        let bad = |why: String| FaultError::Value(why, text.to_string(), form(name));
+        let stage = match tensor {
+            None => None,
+            Some(t) => {
+                Some(Stage::from_name(t).ok_or_else(|| bad(format!("'{t}' is not a tensor of the table")))?)
+            }
+        };
+        let number = || -> Result<f64, FaultError> {
+            let v = value.ok_or_else(|| bad("a size is missing".into()))?;
+            let x: f64 = v.parse().map_err(|_| bad(format!("'{v}' is not a number")))?;
+            if x.is_finite() { Ok(x) } else { Err(bad(format!("'{v}' is not finite"))) }
+        };
+        let mut fault = Fault { text: text.to_string(), kind: Kind::MergeBase, stage, size: 0.25, seed };
+        if let Some(target) = name.strip_suffix("-element") {
+            if value.is_some() {
+                fault.size = number()?;
+            }
+            let weight = match target {
+                "k_b" => Some(Weight::WUk),
+                "v_b" => Some(Weight::WUv),
+                other => Weight::from_name(other),
+            };
+            fault.kind = match (weight, Stage::from_name(target)) {
+                (Some(w), _) => Kind::WeightElement(w),
+                (None, Some(s)) => {
+                    fault.stage = Some(s);
+                    Kind::Element(s)
+                }
+                (None, None) => return Err(FaultError::Unknown(text.to_string())),
+            };
+            return Ok(fault);
+        }
+        if let Some((_, what)) = LATER.iter().find(|(n, _)| *n == name) {
+            return Err(FaultError::Later(name.to_string(), what));
+        }
+        let attention = Some(stage.unwrap_or(Stage::AttnOut));
+        (fault.kind, fault.stage) = match name {
+            "softmax-scale" => (Kind::SoftmaxScale(number()?), None),
+            "output-gain" => (Kind::OutputGain(number()?), attention),
+            "head-gain" => (Kind::HeadGain(number()?), attention),
+            "eps" => (Kind::Eps(number()?), stage),
+            "rope-offset" => (Kind::RopeOffset(number()?), Some(stage.unwrap_or(Stage::Q))),
+            "swap-heads" => {
+                let v = value.ok_or_else(|| bad("two heads are missing".into()))?;
+                let two = v.split_once(',').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+                let (a, b) = two.ok_or_else(|| bad(format!("'{v}' is not two heads")))?;
+                (Kind::SwapHeads(a, b), attention)
+            }
+            "drop-token" => {
+                let s = number()?;
+                if s < 0.0 || s.fract() != 0.0 {
+                    return Err(bad(format!("{s} is not a key position")));
+                }
+                (Kind::DropToken(s as usize), None)
+            }
+            "merge-base" => (Kind::MergeBase, None),
+            "no-rescale" => (Kind::NoRescale, None),
+            "phantom-output" => (Kind::PhantomOutput, Some(Stage::AttnOut)),
+            "skipped-row" => (Kind::SkippedRow, attention),
+            _ => return Err(FaultError::Unknown(text.to_string())),
+        };
+        if matches!(fault.kind, Kind::RopeOffset(_)) && !matches!(fault.stage, Some(Stage::Q | Stage::KPe)) {
+            return Err(bad("only q and k_pe are rotated".into()));
+        }
+        Ok(fault)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_sizes_and_tensors() {
+        let p = |t| Fault::parse(t, 7).unwrap();
+        assert_eq!(p("k_b-element").kind, Kind::WeightElement(Weight::WUk));
+        assert_eq!(p("w_uk-element=0.5").size, 0.5);
+        assert_eq!(p("kv_c_normed-element").kind, Kind::Element(Stage::KvCNormed));
+        assert_eq!(p("output-gain=1.01@out").stage, Some(Stage::Out));
+        assert_eq!(p("rope-offset=1").stage, Some(Stage::Q));
+        assert_eq!(p("swap-heads=0,3").kind, Kind::SwapHeads(0, 3));
+        assert_eq!(p("drop-token=5").kind, Kind::DropToken(5));
+        for w in Weight::ALL {
+            assert_eq!(p(&format!("{w}-element")).kind, Kind::WeightElement(*w));
+        }
+        for s in Stage::ALL {
+            assert_eq!(p(&format!("{s}-element")).kind, Kind::Element(*s));
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for t in [
+            "",
+            "nope",
+            "x-element",
+            "softmax-scale",
+            "softmax-scale=inf",
+            "output-gain=1@x",
+            "swap-heads=1",
+            "drop-token=-1",
+            "rope-offset=1@v",
+            "shard-zero",
+        ] {
+            assert!(Fault::parse(t, 0).is_err(), "{t}");
+        }
+    }
+}

@@ -1,0 +1,404 @@
+/*!
+The report for people: verdict first, then what is bad and where, then every tensor, then what was not
+looked at.
+
+Everything fits the given width (80 columns at least); columns that do not fit are left out, never wrapped.
+Colours are ANSI sequences that the writer strips where they are not wanted; no meaning is in colour alone.
+*/
+
+use super::{LayerReport, Report};
+use crate::judge::{Digest, Unit, Verdict, Which, origins};
+use mla_reference::{Axis, Form, Phase};
+use std::fmt::Write;
+
+/// The whole report.
+pub fn render(report: &Report, width: usize) -> String {
+    let mut out = String::new();
+    for layer in &report.layers {
+        layer_report(&mut out, report, layer, width.max(80));
+    }
+    not_judged(&mut out, report, width.max(80));
+    out
+}
+
+/// The verdict line alone, one a layer.
+pub fn verdict_lines(report: &Report) -> String {
+    report.layers.iter().map(|l| verdict_line(report, l) + "\n").collect()
+}
+
+fn paint(v: Verdict, text: &str) -> String {
+    match v.row().colour {
+        Some(c) => {
+            let style = c.on_default().effects(anstyle::Effects::BOLD);
+            format!("{style}{text}{style:#}")
+        }
+        None => text.to_string(),
+    }
+}
+
+fn verdict_line(report: &Report, l: &LayerReport) -> String {
+    let mut line = String::new();
+    if let Some(f) = &report.deliberate_fault {
+        line += &format!("{}\n", paint(Verdict::Fault, &format!("DELIBERATE FAULT {f}")));
+    }
+    let verdict = match (l.verdict, l.forms_agree) {
+        (_, Some(d)) => format!("fused and absorbed agree to {d:.1e} of the largest value"),
+        (Verdict::Rounding | Verdict::Exact, None) => format!("{} (power not measured)", l.verdict),
+        (Verdict::NotCompared, None) => "no verdict: nothing was compared".into(),
+        (v, None) => v.to_string(),
+    };
+    line += &format!(
+        "engine {}, layer {} of {}, weights as stored: {}",
+        l.engine.name,
+        l.layer,
+        report.model.layers,
+        paint(l.verdict, &verdict)
+    );
+    line
+}
+
+fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize) {
+    let _ = writeln!(out, "{}", verdict_line(report, l));
+    if !l.scalars.is_empty() {
+        for s in &l.scalars {
+            let _ = writeln!(out, "  {}: the engine has {}, the file says {}", s.name, s.engine, s.reference);
+        }
+        let _ = writeln!(out, "  no tensor was compared: both sides must compute the same thing first\n");
+        return;
+    }
+    if !l.tensors.is_empty() && l.forms_agree.is_none() && l.verdict != Verdict::NotCompared {
+        out.push('\n');
+        picture(out, l, width);
+    }
+    let bad: Vec<&Unit> = origins(&l.tensors).collect();
+    for (i, u) in bad.iter().enumerate().take(4) {
+        out.push('\n');
+        evidence(out, l, u, i, width);
+    }
+    if bad.len() > 4 {
+        let names: Vec<String> = bad[4..].iter().map(|u| u.title()).collect();
+        wrapped(
+            out,
+            "",
+            &format!("and {} more with evidence of their own: {}", bad.len() - 4, names.join("; ")),
+            width,
+        );
+    }
+    out.push('\n');
+    let m = &report.model;
+    let files = match m.files.as_slice() {
+        [one] => one.clone(),
+        [first, rest @ ..] => format!("{first} and {} more", rest.len()),
+        [] => String::new(),
+    };
+    wrapped(
+        out,
+        "model     ",
+        &format!("{files}, {}, convention {}", m.architecture, report.convention),
+        width,
+    );
+    wrapped(out, "engine    ", &format!("{}; {}", l.engine.device, report.engine_choice), width);
+    wrapped(out, "contract  ", &l.contract_text, width);
+    let c = &l.case;
+    let pages = format!(
+        "page size {}, {} splits in decode, seed {}, hidden states {}",
+        c.page_size, c.splits, c.seed, c.hidden
+    );
+    wrapped(
+        out,
+        "batch     ",
+        &format!("{} in {}, contexts {}; {pages}", c.batch, c.dtype, c.regimes.join(" and ")),
+        width,
+    );
+    for n in &c.notes {
+        wrapped(out, "          ", n, width);
+    }
+    if c.regimes.len() > 1 {
+        wrapped(
+            out,
+            "          ",
+            "requests without context are the same in both regimes and run once",
+            width,
+        );
+    }
+    out.push('\n');
+    table(out, l, width);
+    for o in &l.odd {
+        wrapped(out, "odd: ", o, width);
+    }
+    if !bad.is_empty() && norms_agree(&bad) {
+        out.push('\n');
+        wrapped(
+            out,
+            "",
+            "Norms of engine and reference agree to 1 % in every tensor at fault: norms can't see this fault.",
+            width,
+        );
+    }
+    let _ = writeln!(out, "\n{:.1} s\n", l.seconds);
+}
+
+/// One line a group: each tensor with the mark of its verdict.
+fn picture(out: &mut String, l: &LayerReport, width: usize) {
+    let groups: [(&str, Box<dyn Fn(&Unit) -> bool>); 4] = [
+        ("weights   ", Box::new(|u| matches!(u.which, Which::Weight(_)))),
+        ("shared    ", Box::new(|u| matches!(u.which, Which::Tensor(_)) && u.form.is_none())),
+        ("fused     ", Box::new(|u| u.form == Some(Form::Fused))),
+        ("absorbed  ", Box::new(|u| u.form == Some(Form::Absorbed))),
+    ];
+    for (name, belongs) in groups {
+        let mut marks: Vec<(&str, Verdict)> = Vec::new();
+        for u in l.tensors.iter().filter(|u| belongs(u)) {
+            match marks.last_mut() {
+                Some((t, v)) if *t == u.tensor => *v = (*v).max(u.verdict),
+                _ => marks.push((u.tensor, u.verdict)),
+            }
+        }
+        let mut line = name.to_string();
+        let mut used = name.len();
+        for (t, v) in marks {
+            let cell = t.len() + 3;
+            if used + cell > width {
+                line += &format!("\n{}", " ".repeat(name.len()));
+                used = name.len();
+            }
+            line += &format!("{t} {} ", paint(v, &v.row().mark.to_string()));
+            used += cell;
+        }
+        if used > name.len() {
+            let _ = writeln!(out, "{}", line.trim_end());
+        }
+    }
+    let used = |v: Verdict| l.tensors.iter().any(|u| u.verdict == v);
+    let legend: Vec<String> = crate::judge::TABLE
+        .iter()
+        .filter(|r| used(r.verdict))
+        .map(|r| format!("{} {}", r.mark, r.name))
+        .collect();
+    let _ = writeln!(out, "          ({})", legend.join(", "));
+}
+
+/// What is bad about one unit, where and how much.
+fn evidence(out: &mut String, l: &LayerReport, u: &Unit, nth: usize, width: usize) {
+    let word = if nth == 0 { "first bad" } else { "also bad" };
+    let axes: Vec<&str> = u.axes.iter().map(|a| a.name()).collect();
+    let shape: Vec<String> = u.shape.iter().map(|n| n.to_string()).collect();
+    let mut head = format!("{word}: {}", u.title());
+    if !axes.is_empty() {
+        head += &format!(" [{}] = [{}]", axes.join(", "), shape.join(", "));
+    }
+    let _ = writeln!(out, "{}", paint(Verdict::Fault, &head));
+    if let Some(n) = u.note.as_deref().filter(|n| !n.is_empty()) {
+        wrapped(out, "  ", n, width);
+    }
+    let Some(w) = &u.worst else { return };
+    let place: Vec<String> = w.index.iter().map(|(a, i)| format!("{} {i}", a.name())).collect();
+    let mut at = place.join(", ");
+    if let Some(r) = w.request {
+        let regime = w.sequence.and_then(|s| l.case.sequences.get(s)).map(|s| format!(", {} context", s.1));
+        let what = if matches!(u.axes.first(), Some(Axis::Key | Axis::Page)) { "key" } else { "token" };
+        let name = l.case.batch.split(',').nth(r).unwrap_or("?");
+        at += &format!(" ({what} {} of request {name}{})", w.within.unwrap_or(0), regime.unwrap_or_default());
+    }
+    wrapped(out, "  worst at ", &at, width);
+    let against = if matches!(u.which, Which::Weight(_)) { "file" } else { "reference" };
+    wrapped(
+        out,
+        "  ",
+        &format!(
+            "engine {}, {against} {}: off by {} ulps of {}, {} what rounding allows",
+            value(w.engine),
+            value(w.reference),
+            short(w.ulps),
+            u.dtype.map_or("", |d| d.name()),
+            times(w.share_of_bound)
+        ),
+        width,
+    );
+    let finite = if u.not_finite > 0 {
+        format!(", {} of them not finite on one side only", u.not_finite)
+    } else {
+        String::new()
+    };
+    wrapped(
+        out,
+        "  ",
+        &format!("{} of {} elements are beyond rounding{finite}", u.beyond, u.elements),
+        width,
+    );
+}
+
+fn value(v: f64) -> String {
+    format!("{v:.7e}")
+}
+
+fn short(v: f64) -> String {
+    if !v.is_finite() {
+        "inf".into()
+    } else if v == 0.0 {
+        "0".into()
+    } else if (0.01..1000.0).contains(&v) {
+        format!("{v:.2}")
+    } else {
+        format!("{v:.1e}")
+    }
+}
+
+fn times(share: f64) -> String {
+    if share.is_finite() { format!("{} ×", short(share)) } else { "beyond all".into() }
+}
+
+/// Rows of the table: phases of a tensor together, unless one of them is at fault.
+fn rows(units: &[Unit]) -> Vec<(Vec<&Unit>, String)> {
+    let mut rows: Vec<(Vec<&Unit>, String)> = Vec::new();
+    for u in units {
+        let phase = u.phase.map_or("", Phase::name);
+        match rows.last_mut() {
+            Some((all, p))
+                if all[0].which == u.which
+                    && u.verdict != Verdict::Fault
+                    && all[0].verdict != Verdict::Fault =>
+            {
+                all.push(u);
+                *p = "both".into();
+            }
+            _ => rows.push((vec![u], phase.to_string())),
+        }
+    }
+    rows
+}
+
+fn table(out: &mut String, l: &LayerReport, width: usize) {
+    let all_weights_exact =
+        l.tensors.iter().filter(|u| matches!(u.which, Which::Weight(_))).all(|u| u.verdict == Verdict::Exact);
+    let digests_only = l.verdict == Verdict::NotCompared || l.forms_agree.is_some();
+    let (axes, checks) = (width >= 110, width >= 130);
+    let head = |name: &str, phase: &str, axes_text: &str, rest: &str| {
+        let mut line = format!("{name:<12} {phase:<8}");
+        if axes {
+            line += &format!("{axes_text:<25}");
+        }
+        line + rest
+    };
+    let mut titles = if digests_only {
+        format!("{:>12}", "norm")
+    } else {
+        format!("{:<13}{:>7}{:>7}{:>8}{:>12}{:>12}", "verdict", "ulps", "bound", "flips", "norm", "reference")
+    };
+    if checks {
+        titles += &format!("{:>12}{:>12}", "checksum", if digests_only { "" } else { "reference" });
+    }
+    let _ = writeln!(out, "{}", head("tensor", "phase", "axes", &titles).trim_end());
+    let mut group = None;
+    for (units, phase) in rows(&l.tensors) {
+        let u = units[0];
+        if matches!(u.which, Which::Weight(_)) && all_weights_exact {
+            if group.is_none() {
+                let n = l.tensors.iter().filter(|u| matches!(u.which, Which::Weight(_))).count();
+                let _ = writeln!(out, "{n} weights: {}, bit for bit", paint(Verdict::Exact, "exact"));
+                group = Some(u.form);
+            }
+            continue;
+        }
+        if group != Some(u.form) && u.form.is_some() {
+            let _ = writeln!(out, "{}:", u.form.map_or("", Form::name));
+        }
+        group = Some(u.form);
+        let verdict = units.iter().map(|u| u.verdict).max().unwrap_or(Verdict::NotCompared);
+        let worst = units
+            .iter()
+            .filter_map(|u| u.worst.as_ref())
+            .max_by(|a, b| a.share_of_bound.total_cmp(&b.share_of_bound));
+        let flips: u64 = units.iter().map(|u| u.flips).sum();
+        let elements: u64 = units.iter().map(|u| u.elements).sum();
+        let share = if elements == 0 {
+            "-".into()
+        } else if flips == 0 {
+            "0".into()
+        } else {
+            format!("{:.0e}", flips as f64 / elements as f64)
+        };
+        let (engine, reference) = (total(&units, |u| u.engine), total(&units, |u| u.reference));
+        let digest = |d: Option<Digest>, f: fn(Digest) -> f64| d.map_or("-".into(), |d| format!("{:.5e}", f(d)));
+        let mut rest = String::new();
+        if digests_only {
+            rest += &format!("{:>12}", digest(reference, |d| d.norm));
+        } else {
+            let pad = " ".repeat(13usize.saturating_sub(verdict.name().len()));
+            rest += &(paint(verdict, verdict.name()) + &pad);
+            rest += &format!(
+                "{:>7}{:>7}{share:>8}{:>12}{:>12}",
+                worst.map_or("-".into(), |w| short(w.ulps)),
+                worst.map_or("-".into(), |w| short(w.share_of_bound)),
+                digest(engine, |d| d.norm),
+                digest(reference, |d| d.norm)
+            );
+        }
+        if checks {
+            let of_engine = if digests_only { reference } else { engine };
+            rest += &format!("{:>12}", digest(of_engine, |d| d.checksum));
+            if !digests_only {
+                rest += &format!("{:>12}", digest(reference, |d| d.checksum));
+            }
+        }
+        let axes_text: Vec<&str> = u.axes.iter().map(|a| a.name()).collect();
+        let _ = writeln!(out, "{}", head(u.tensor, &phase, &axes_text.join(", "), &rest).trim_end());
+        for u in units.iter().filter(|u| u.verdict != Verdict::Fault) {
+            if let Some(n) = u.note.as_deref().filter(|n| !n.is_empty()) {
+                wrapped(out, "             ", n, width);
+                break;
+            }
+        }
+    }
+    if !digests_only {
+        let _ = writeln!(
+            out,
+            "ulps: worst error in units of the output's last place; bound: as a share of what rounding allows"
+        );
+    }
+}
+
+/// Norm and checksum of several phases together.
+fn total(units: &[&Unit], of: impl Fn(&Unit) -> Option<Digest>) -> Option<Digest> {
+    let all: Vec<Digest> = units.iter().filter_map(|u| of(u)).collect();
+    (!all.is_empty()).then(|| Digest {
+        norm: all.iter().map(|d| d.norm * d.norm).sum::<f64>().sqrt(),
+        checksum: all.iter().map(|d| d.checksum).sum(),
+    })
+}
+
+fn norms_agree(units: &[&Unit]) -> bool {
+    units.iter().all(|u| match (u.engine, u.reference) {
+        (Some(a), Some(b)) => (a.norm - b.norm).abs() <= 0.01 * b.norm,
+        _ => false,
+    })
+}
+
+fn not_judged(out: &mut String, report: &Report, width: usize) {
+    let _ = writeln!(out, "Not judged:");
+    for n in &report.not_judged {
+        wrapped(out, "  - ", n, width);
+    }
+    let _ = writeln!(out, "Repeat with:\n  {}", report.command);
+}
+
+/// Writes a paragraph with a hanging indent.
+fn wrapped(out: &mut String, lead: &str, text: &str, width: usize) {
+    let indent = " ".repeat(lead.chars().count());
+    let mut line = lead.to_string();
+    let mut used = line.chars().count();
+    for (i, word) in text.split(' ').enumerate() {
+        let n = word.chars().count();
+        if i > 0 && used + 1 + n > width {
+            let _ = writeln!(out, "{}", line.trim_end());
+            line = indent.clone();
+            used = indent.len();
+        } else if i > 0 {
+            line.push(' ');
+            used += 1;
+        }
+        line += word;
+        used += n;
+    }
+    let _ = writeln!(out, "{}", line.trim_end());
+}

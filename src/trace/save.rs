@@ -1,0 +1,129 @@
+/*!
+`--save DIR`: every tensor of engine and reference as .npy, with a manifest.
+
+`DIR/layer-N/[FORM.]TENSOR.{engine,reference}.npy` and `manifest.json`, which says axes, dtype (NumPy has no
+bfloat16: its bits are stored as `<u2`), requests, slots, contract and scalars. The manifest is written last:
+a folder without one is not whole.
+*/
+
+use super::npy::{self, NpyError, write_atomically};
+use super::{Tensor, TensorId};
+use crate::case::Case;
+use crate::engine::SinkError;
+use crate::judge::Recorder;
+use mla_reference::{Contract, Spec};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Writes tensors of one layer.
+pub struct Saver {
+    dir: PathBuf,
+    layer: usize,
+    entries: Vec<Entry>,
+}
+
+#[derive(Serialize)]
+struct Entry {
+    tensor: &'static str,
+    form: Option<&'static str>,
+    side: &'static str,
+    file: String,
+    axes: Vec<&'static str>,
+    shape: Vec<usize>,
+    dtype: &'static str,
+}
+
+#[derive(Serialize)]
+struct SequenceEntry {
+    request: usize,
+    regime: &'static str,
+    tokens: std::ops::Range<usize>,
+    context: usize,
+    slots: Vec<usize>,
+}
+
+#[derive(Serialize)]
+struct Manifest<'a> {
+    schema: &'static str,
+    layer: usize,
+    batch: String,
+    positions: &'a [u64],
+    page_size: usize,
+    sequences: Vec<SequenceEntry>,
+    scalars: Vec<(String, f64)>,
+    contract: &'a Contract,
+    tensors: &'a [Entry],
+}
+
+impl Saver {
+    /// Makes the layer's folder.
+    pub fn new(dir: &Path, layer: usize) -> Result<Saver, NpyError> {
+        let dir = dir.join(format!("layer-{layer}"));
+        let io = |what, path: &Path| {
+            let path = path.display().to_string();
+            move |source| NpyError::Io { what, verb: "written", path, source }
+        };
+        std::fs::create_dir_all(&dir).map_err(io("making a folder", &dir))?;
+        // An old manifest would vouch for files that are about to change.
+        let manifest = dir.join("manifest.json");
+        if manifest.exists() {
+            std::fs::remove_file(&manifest).map_err(io("replacing a manifest", &manifest))?;
+        }
+        Ok(Saver { dir, layer, entries: Vec::new() })
+    }
+
+    /// Writes one tensor of one side.
+    pub fn write(&mut self, id: TensorId, side: &'static str, tensor: &Tensor) -> Result<(), SinkError> {
+        let form = id.form.map(|f| f.name());
+        let prefix = form.map(|f| format!("{f}.")).unwrap_or_default();
+        let file = format!("{prefix}{}.{side}.npy", id.stage.name());
+        npy::write(&self.dir.join(&file), tensor).map_err(|e| SinkError(e.to_string()))?;
+        self.entries.push(Entry {
+            tensor: id.stage.name(),
+            form,
+            side,
+            file,
+            axes: tensor.axes.iter().map(|a| a.name()).collect(),
+            shape: tensor.shape.clone(),
+            dtype: tensor.dtype.name(),
+        });
+        Ok(())
+    }
+
+    /// Writes the manifest.
+    pub fn finish(self, spec: &Spec, case: &Case, contract: &Contract) -> Result<(), NpyError> {
+        let sequences = case.plan.sequences.iter().map(|s| SequenceEntry {
+            request: s.request,
+            regime: s.regime.name(),
+            tokens: s.tokens.clone(),
+            context: s.context,
+            slots: s.slots.clone(),
+        });
+        let manifest = Manifest {
+            schema: "mla-check.dump/1",
+            layer: self.layer,
+            batch: case.batch.to_string(),
+            positions: &case.plan.positions,
+            page_size: case.plan.page_size,
+            sequences: sequences.collect(),
+            scalars: spec.scalars(),
+            contract,
+            tensors: &self.entries,
+        };
+        let path = self.dir.join("manifest.json");
+        write_atomically(&path, |out| serde_json::to_writer_pretty(out, &manifest).map_err(Into::into))
+            .map_err(|source| NpyError::Io {
+                what: "writing the manifest",
+                verb: "written",
+                path: path.display().to_string(),
+                source,
+            })
+    }
+}
+
+impl Recorder for Saver {
+    fn record(&mut self, id: TensorId, engine: &Tensor, reference: &Tensor) -> Result<(), SinkError> {
+        self.write(id, "engine", engine)?;
+        self.write(id, "reference", reference)
+    }
+}

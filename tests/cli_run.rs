@@ -1,0 +1,400 @@
+/*! `mla-check run` as people use it: exit codes, wrong input, faults, files, pipes. */
+
+mod common;
+
+use common::fixture;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+const GLM: &str = "models/glm5dims.Q4_K_M.gguf";
+const DSV3: &str = "models/dsv3.Q4_K_M-00002-of-00003.gguf";
+/// Small, with both phases, a context and a split.
+const SMALL: [&str; 4] = ["--batch", "0+3,0+1,64+2,70+1", "--splits", "2"];
+
+fn command(args: &[&str]) -> Command {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_mla-check"));
+    c.args(args).env("RUST_BACKTRACE", "0").env_remove("MLA_CHECK_REQUIRE_GPU").stdin(Stdio::null());
+    c
+}
+
+fn run(model: &str, args: &[&str]) -> Output {
+    let path = fixture(model);
+    command(&["run", path.to_str().unwrap()]).args(args).output().unwrap()
+}
+
+fn json(out: &Output) -> serde_json::Value {
+    serde_json::from_slice(&out.stdout)
+        .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&out.stdout)))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn fixtures_are_clean_in_every_dtype_form_and_phase() {
+    for model in [GLM, DSV3] {
+        for dtype in ["bf16", "f16", "f32"] {
+            let mut args = vec!["--dtype", dtype, "--format", "json", "--layer", "all"];
+            args.extend(SMALL);
+            let out = run(model, &args);
+            assert_eq!(out.status.code(), Some(0), "{model} {dtype}: {}", text(&out.stdout));
+            let report = json(&out);
+            assert_eq!(report["layers"].as_array().unwrap().len(), 2);
+            for unit in report["layers"][0]["tensors"].as_array().unwrap() {
+                let v = unit["verdict"].as_str().unwrap();
+                assert!(v == "exact" || v == "rounding", "{unit}");
+                assert!(unit["elements"].as_u64().unwrap() > 0, "{unit}");
+            }
+            for (form, phase) in
+                [("fused", "prefill"), ("fused", "decode"), ("absorbed", "prefill"), ("absorbed", "decode")]
+            {
+                let seen = report["layers"][0]["tensors"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .any(|u| u["tensor"] == "attn_out" && u["form"] == form && u["phase"] == phase);
+                assert!(seen, "{form} {phase}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_tensor_core_model_is_clean_too() {
+    for dtype in ["bf16", "f16"] {
+        let mut args = vec!["--accumulate", "mma", "--dtype", dtype, "-q"];
+        args.extend(SMALL);
+        let out = run(GLM, &args);
+        assert_eq!(out.status.code(), Some(0), "{dtype}: {}", text(&out.stdout));
+    }
+}
+
+/// The bounds must be sharp enough: at most 2 ulps in the median on projections, norms and rope, and 3 % of
+/// the tensor's rms in one element of at most 1 rms is a fault.
+#[test]
+fn bounds_are_sharp_and_three_percent_in_one_element_is_a_fault() {
+    let stages = [
+        "attn_in",
+        "q_a",
+        "q_a_normed",
+        "q_raw",
+        "q",
+        "kv_a",
+        "kv_c_normed",
+        "k_pe",
+        "k",
+        "v",
+        "q_latent",
+        "out",
+    ];
+    for model in [GLM, DSV3] {
+        let mut args = vec!["--format", "json"];
+        args.extend(SMALL);
+        let report = json(&run(model, &args));
+        let mut seen = 0;
+        for unit in report["layers"][0]["tensors"].as_array().unwrap() {
+            if stages.contains(&unit["tensor"].as_str().unwrap()) {
+                let median = unit["median_bound_ulps"].as_f64().unwrap();
+                assert!(median <= 2.0, "{model} {}: {median}", unit["tensor"]);
+                seen += 1;
+            }
+        }
+        assert!(seen >= stages.len());
+        for stage in stages {
+            for seed in ["0", "1", "2"] {
+                let fault = format!("{stage}-element=0.03");
+                let mut args = vec!["--fault", &fault, "-s", seed, "--format", "json"];
+                args.extend(SMALL);
+                let out = run(model, &args);
+                assert_eq!(out.status.code(), Some(1), "{model} {fault} seed {seed}");
+                let report = json(&out);
+                let units = report["layers"][0]["tensors"].as_array().unwrap();
+                let first = units.iter().find(|u| u["verdict"] == "fault").unwrap();
+                assert_eq!(first["tensor"], stage, "{model} {fault}");
+            }
+        }
+    }
+}
+
+/// One altered element, or one of the other planted faults: exit 1, and the right tensor first.
+#[test]
+fn planted_faults_are_found_where_they_are() {
+    let mut faults: Vec<(String, &str)> = [
+        "hidden",
+        "attn_in",
+        "q_a",
+        "q_a_normed",
+        "q_raw",
+        "q",
+        "kv_a",
+        "kv_c_normed",
+        "k_pe",
+        "cache",
+        "k",
+        "v",
+        "q_latent",
+        "part_o",
+        "part_lse",
+        "o_latent",
+        "lse",
+        "attn_out",
+        "out",
+        "g_attn",
+        "w_q_a",
+        "g_q",
+        "w_q_b",
+        "w_kv_a",
+        "g_kv",
+        "w_uk",
+        "w_uv",
+        "w_o",
+    ]
+    .into_iter()
+    .map(|t| (format!("{t}-element"), t))
+    .collect();
+    for (fault, tensor) in [
+        ("k_b-element", "w_uk"),
+        ("v_b-element", "w_uv"),
+        ("softmax-scale=1.01", "part_o"),
+        ("output-gain=1.02", "attn_out"),
+        ("head-gain=1.02@v", "v"),
+        ("eps=10@kv_c_normed", "q_a_normed"),
+        ("eps=10@attn_in", "attn_in"),
+        ("rope-offset=1", "q"),
+        ("rope-offset=1@k_pe", "k_pe"),
+        ("swap-heads=0,2", "attn_out"),
+        ("drop-token=1", "part_o"),
+        ("merge-base", "lse"),
+        ("no-rescale", "part_o"),
+        ("phantom-output", "out"),
+        ("skipped-row", "attn_out"),
+        ("skipped-row@k_pe", "k_pe"),
+    ] {
+        faults.push((fault.into(), tensor));
+    }
+    for (fault, tensor) in faults {
+        let mut args = vec!["--fault", &fault, "--format", "json"];
+        args.extend(SMALL);
+        let out = run(DSV3, &args);
+        assert_eq!(out.status.code(), Some(1), "{fault}: {}{}", text(&out.stdout), text(&out.stderr));
+        let report = json(&out);
+        assert_eq!(report["deliberate_fault"], fault.as_str());
+        let units = report["layers"][0]["tensors"].as_array().unwrap();
+        let bad: Vec<&str> =
+            units.iter().filter(|u| u["verdict"] == "fault").map(|u| u["tensor"].as_str().unwrap()).collect();
+        assert_eq!(bad[0], tensor, "{fault}: {bad:?}");
+    }
+}
+
+#[test]
+fn a_fault_without_anything_to_act_on_is_refused() {
+    for (fault, args) in [
+        ("part_o-element", &["--batch", "0+3"][..]),
+        ("merge-base", &["--batch", "0+3"]),
+        ("k-element", &["--batch", "0+3", "--form", "absorbed"]),
+        ("w_q-element", &["--batch", "0+3"]),
+        ("slots-permuted", &[]),
+        ("nonsense", &[]),
+    ] {
+        let out = run(GLM, &[&["--fault", fault], args].concat());
+        assert_eq!(out.status.code(), Some(2), "{fault}");
+        three_lines(&out, "--fault");
+    }
+}
+
+/// Every error says what, where and what to do.
+fn three_lines(out: &Output, named: &str) {
+    let e = text(&out.stderr);
+    assert!(e.starts_with("error: "), "{e}");
+    assert!(e.contains("\n  where: ") && e.contains("\n  do: ") && e.contains(named), "{e}");
+    assert!(!e.contains("panicked"), "{e}");
+}
+
+#[test]
+fn wrong_input_is_exit_2_and_says_what_to_do() {
+    for (args, named) in [
+        (&["--batch", "64"][..], "--batch"),
+        (&["--batch", "1+0"], "--batch"),
+        (&["--layer", "7"], "--layer"),
+        (&["--layer", "0..9"], "--layer"),
+        (&["--layer", "x"], "--layer"),
+        (&["--batch", "4000+1"], "--attention"),
+        (&["--attention", "dsa"], "--attention"),
+        (&["--hidden", "nowhere.npy"], "nowhere.npy"),
+        (&["--report", "x.pdf"], "x.pdf"),
+        (&["--report", "nowhere/x.json"], "nowhere"),
+    ] {
+        let out = run(GLM, args);
+        assert_eq!(out.status.code(), Some(2), "{args:?}");
+        three_lines(&out, named);
+        let bisect = run(GLM, &[args, &["--bisect"]].concat());
+        assert_eq!(bisect.status.code(), Some(128), "{args:?}");
+    }
+    for path in
+        ["nowhere.gguf", env!("CARGO_MANIFEST_DIR"), concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")]
+    {
+        let out = command(&["run", path]).output().unwrap();
+        assert_eq!(out.status.code(), Some(2), "{path}");
+        three_lines(&out, path);
+    }
+    // clap's own errors.
+    for args in [&["--page-size", "0"][..], &["--norm-eps", "nan"], &["--splits", "0"], &["--dtype", "int4"]]
+    {
+        assert_eq!(run(GLM, args).status.code(), Some(2), "{args:?}");
+        assert_eq!(run(GLM, &[args, &["--bisect"]].concat()).status.code(), Some(128), "{args:?}");
+    }
+}
+
+#[test]
+fn engines_that_are_not_here_are_exit_5() {
+    for engine in ["cuda", "ptx"] {
+        let out = run(GLM, &["--engine", engine]);
+        assert_eq!(out.status.code(), Some(5));
+        three_lines(&out, "--engine");
+    }
+    let path = fixture(GLM);
+    let out = command(&["run", path.to_str().unwrap()]).env("MLA_CHECK_REQUIRE_GPU", "1").output().unwrap();
+    assert_eq!(out.status.code(), Some(5));
+    three_lines(&out, "MLA_CHECK_REQUIRE_GPU");
+}
+
+#[test]
+fn longer_requests_than_top_k_run_dense_where_asked() {
+    let out = run(GLM, &["--attention", "dense", "--batch", "2100+1", "-q"]);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stdout));
+}
+
+#[test]
+fn reference_agrees_in_both_forms_and_saves_its_tensors() {
+    let dir = tempfile::tempdir().unwrap();
+    let save = dir.path().to_str().unwrap();
+    let mut args = vec!["--engine", "reference", "--save", save, "--format", "json"];
+    args.extend(SMALL);
+    let out = run(DSV3, &args);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let apart = json(&out)["layers"][0]["forms_agree"].as_f64().unwrap();
+    assert!(apart <= 1e-12, "{apart}");
+    let manifest: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("layer-0/manifest.json")).unwrap()).unwrap();
+    for entry in manifest["tensors"].as_array().unwrap() {
+        let file =
+            std::fs::File::open(dir.path().join("layer-0").join(entry["file"].as_str().unwrap())).unwrap();
+        let npy = npyz::NpyFile::new(std::io::BufReader::new(file)).unwrap();
+        let shape: Vec<u64> =
+            entry["shape"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
+        assert_eq!(npy.shape(), shape);
+        assert_eq!(npy.into_vec::<f64>().unwrap().len() as u64, shape.iter().product::<u64>());
+    }
+    // With one form there is nothing to hold it against: no verdict.
+    let mut args = vec!["--engine", "reference", "--form", "fused", "-q"];
+    args.extend(SMALL);
+    assert_eq!(run(DSV3, &args).status.code(), Some(3));
+}
+
+/// What was saved can be given back as hidden states, and gives the same norms.
+#[test]
+fn saved_hidden_states_run_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let save = dir.path().to_str().unwrap();
+    let mut args = vec!["--dtype", "f32", "--save", save, "--format", "json"];
+    args.extend(SMALL);
+    let first = json(&run(DSV3, &args));
+    let hidden = dir.path().join("layer-0/hidden.engine.npy");
+    let mut args = vec!["--dtype", "f32", "--hidden", hidden.to_str().unwrap(), "--format", "json"];
+    args.extend(SMALL);
+    let second = json(&run(DSV3, &args));
+    assert_eq!(first["layers"][0]["tensors"], second["layers"][0]["tensors"]);
+    // Another batch needs another number of rows.
+    let out = run(DSV3, &["--hidden", hidden.to_str().unwrap(), "--batch", "0+2"]);
+    assert_eq!(out.status.code(), Some(2));
+    three_lines(&out, "--hidden");
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    let figures = |threads: &str| {
+        let mut args = vec!["-t", threads, "--format", "json"];
+        args.extend(SMALL);
+        json(&run(GLM, &args))["layers"][0]["tensors"].clone()
+    };
+    let one = figures("1");
+    assert_eq!(one, figures("2"));
+    assert_eq!(one, figures("3"));
+}
+
+#[test]
+fn conventions_change_what_is_computed() {
+    let scale = |c: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let out = run(
+            GLM,
+            &[
+                "--convention",
+                c,
+                "--engine",
+                "reference",
+                "--batch",
+                "0+2",
+                "--save",
+                dir.path().to_str().unwrap(),
+            ],
+        );
+        assert_eq!(out.status.code(), Some(0));
+        let m: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(dir.path().join("layer-0/manifest.json")).unwrap())
+                .unwrap();
+        let find = |n: &str| {
+            let all = m["scalars"].as_array().unwrap();
+            all.iter().find(|s| s[0] == n).unwrap()[1].as_f64().unwrap()
+        };
+        find("eps_latent")
+    };
+    assert_eq!(scale("hf"), 1e-6);
+    assert_eq!(scale("vllm"), 1e-5);
+    assert_eq!(scale("llama.cpp"), f64::from(1e-5f32));
+}
+
+#[test]
+fn text_fits_eighty_columns_and_pipes_may_close() {
+    let path = fixture(GLM);
+    let mut args = vec!["run", path.to_str().unwrap(), "--fault", "k-element"];
+    args.extend(SMALL);
+    let out = command(&args).output().unwrap();
+    let longest = text(&out.stdout).lines().filter(|l| !l.contains(".gguf")).map(|l| l.chars().count()).max();
+    assert!(longest.unwrap() <= 100, "{longest:?}");
+    assert!(!text(&out.stdout).contains('\u{1b}'), "no colour in a pipe");
+    args.push("--color=always");
+    assert!(text(&command(&args).output().unwrap().stdout).contains('\u{1b}'));
+    // A reader that leaves after the first byte.
+    let mut child = command(&["run", path.to_str().unwrap(), "--batch", "0+2"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let status = child.wait().unwrap();
+    let mut e = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut e).unwrap();
+    assert!(status.code() == Some(0) && e.is_empty(), "{status:?} {e}");
+}
+
+#[test]
+fn reports_are_written_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("report.json");
+    let mut args = vec!["--report", file.to_str().unwrap(), "-q"];
+    args.extend(SMALL);
+    let out = run(GLM, &args);
+    assert_eq!(out.status.code(), Some(0));
+    assert_eq!(
+        text(&out.stdout),
+        "engine cpu, layer 0 of 2, weights as stored: rounding (power not measured)\n"
+    );
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(report["schema"], "mla-check.run/1");
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "temporary files are gone");
+    assert!(Path::new(&file).exists());
+}
