@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 const GLM: &str = "models/glm5dims.Q4_K_M.gguf";
 const DSV3: &str = "models/dsv3.Q4_K_M-00002-of-00003.gguf";
 /// Small, with both phases, a context and a split.
-const SMALL: [&str; 4] = ["--batch", "0+3,0+1,64+2,70+1", "--splits", "2"];
+const SMALL: [&str; 4] = ["--batch", "0+3,0+1,64+2,200+1", "--splits", "2"];
 
 fn command(args: &[&str]) -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_mla-check"));

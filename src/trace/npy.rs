@@ -16,7 +16,7 @@ use std::path::Path;
 #[derive(Debug, thiserror::Error)]
 pub enum NpyError {
     /// The system said no.
-    #[error("{what} failed: {source}\n  file: {path}\n  do: check that the path exists and may be {verb}")]
+    #[error("{what} failed: {source}\n  where: {path}\n  do: check that the path exists and may be {verb}")]
     Io {
         /// What was tried.
         what: &'static str,
@@ -28,7 +28,7 @@ pub enum NpyError {
         source: std::io::Error,
     },
     /// Not the array that is wanted.
-    #[error("{found}\n  file: {path}\n  do: {wanted}")]
+    #[error("{found}\n  where: {path}\n  do: {wanted}")]
     Content {
         /// What it is.
         found: String,

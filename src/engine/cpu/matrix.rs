@@ -3,7 +3,7 @@ Products with weights: rows of a tensor times rows of a weight, into columns of 
 
 Operands are float32 values on the grid of the engine's dtype. Weights are decoded a few rows at a time;
 rows of tokens are taken [`TOKENS`] at a time and turned so that tokens stand in the lanes of
-[`Sum`](super::sum::Sum). Threads take different weight rows, so bits do not depend on their number.
+[`Sum`]. Threads take different weight rows, so bits do not depend on their number.
 */
 
 use super::sum::{LANES, Lane, Sum};

@@ -7,7 +7,7 @@ before P·V, decode rows are computed in splits and merged. Nothing depends on t
 requests of a batch or on where pages lie.
 
 It shares with the reference the table of stages, decoding of weights and the formats, no mathematics of a
-stage: [`matrix`], [`elementwise`] and [`attention`] are its own. [`run`] puts the stages in order.
+stage: [`matrix`], [`elementwise`] and [`attention`] are its own. The module `run` puts the stages in order.
 */
 
 pub mod attention;

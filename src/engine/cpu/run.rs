@@ -75,8 +75,8 @@ impl<'a> Run<'a> {
             ));
         }
         let fits = |(i, s): (usize, &Sequence)| {
-            let context = case.given.context.get(i).map_or((0, g.cache()), |c| c.dim());
-            context == (s.context, g.cache()) && s.slots.len() == s.keys()
+            let context = case.given.context.get(i).map(|c| c.dim());
+            s.slots.len() == s.keys() && (s.context == 0 || context == Some((s.context, g.cache())))
         };
         if !case.plan.sequences.iter().enumerate().all(fits) {
             return broke("context rows or slots do not fit the plan".into());
@@ -378,8 +378,9 @@ impl<'a> Run<'a> {
                     (0..heads).map(|h| tokens.clone().map(|t| (t, h)).collect()).collect()
                 }
             };
-            let ranges =
-                if parts { self.contract.split_ranges(seq.keys()) } else { Vec::from([0..seq.keys()]) };
+            // Rows that are not split are one split of all keys.
+            let splits = if parts { self.contract.splits } else { 1 };
+            let ranges = Contract { splits, ..self.contract }.split_ranges(seq.keys());
             for (split, keys) in ranges.into_iter().enumerate() {
                 let first_row = if parts { split * decode_rows + index } else { rows.start };
                 for rows in groups.iter().flat_map(|g| g.chunks(ATTENTION_ROWS)) {

@@ -6,10 +6,10 @@ goes over k ascending, so its bits depend on neither the tile shape nor the thre
 
 - `Rn { block, chain }`: products of two float32 values are exact in float64 (48 bits at most). A block's
   products are added to the accumulator in float64 and the result is rounded to float32. With 16-bit
-  operands a product has at most 22 bits: terms that reach down to 2^-27 of the largest partial sum lose
-  nothing, others lose less than 2^-53 of it. That is the exact block sum for the purpose of a float32
-  rounding (2^-24): the rounded result can differ from the ideal one only if the ideal sum lies within
-  block · 2^-53 of a midpoint of two float32 values, and then either neighbour is equally near.
+  operands (products of at most 22 bits, an accumulator of 24) nothing is lost from terms down to 2^-29 of the
+  largest partial sum, and from others less than 2^-53 of it an addition. That is an exact block sum for the
+  purpose of a float32 rounding: another result than the ideal one needs an ideal sum within block · 2^-53 of
+  a midpoint of two float32 values, and then the error is half an ulp either way.
   A block of one product is a float32 fma. A chain starts from zero, the total takes each chain with one
   float32 addition.
 - `Mma { k, bits }`: [`mla_numeric::tensor_core`].
@@ -210,6 +210,28 @@ fn by_block<const R: usize, const FMA: bool>(w: [&[f32]; R], x: &[Lane], block: 
     for r in 0..R {
         for l in 0..LANES {
             acc[r][l] = s[r][l] as f32;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_do_not_depend_on_the_instruction_set_or_the_rows_at_once() {
+        let value = |i: usize| DType::Bf16.round(((i * 7919 % 1009) as f64 - 500.0) / 333.0) as f32;
+        let (rows, k) = (13, 100);
+        let w: Vec<f32> = (0..rows * k).map(value).collect();
+        let x: Vec<Lane> = (0..k).map(|k| std::array::from_fn(|l| value(k * 31 + l * 5003))).collect();
+        for (block, chain) in [(16, usize::MAX), (1, usize::MAX), (16, 48), (1, 30)] {
+            let mut best = vec![[0.5; LANES]; rows];
+            Sum::Rn { block, chain }.add(&w, &x, &mut best);
+            let mut portable = vec![[0.5; LANES]; rows];
+            for (w, acc) in w.chunks_exact(k).zip(portable.chunks_exact_mut(1)) {
+                nearest::<false>(block, chain, w, &x, acc);
+            }
+            assert_eq!(best, portable, "block {block}, chain {chain}");
         }
     }
 }
