@@ -80,7 +80,7 @@ impl GgufError {
 
 impl fmt::Display for GgufError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}\n  in {}\n  {}", self.problem(), self.place(), self.problem().advice())
+        write!(f, "{}\n  where: {}\n  do: {}", self.problem(), self.place(), self.problem().advice())
     }
 }
 

@@ -58,10 +58,10 @@ impl Spec {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum SynthError {
-    #[error("{found} {what}\n  in the made-up model asked for\n  ask for 1 to {most}")]
+    #[error("{found} {what}\n  where: the model asked for\n  do: ask for 1 to {most}")]
     Number { what: &'static str, found: u64, most: u64 },
     #[error(
-        "no random blocks of type {ty} can be drawn\n  in the made-up model asked for\n  choose another --type"
+        "no random blocks of type {ty} can be drawn\n  where: the model asked for\n  do: choose another --type"
     )]
     Type { ty: GgmlType },
     #[error(transparent)]
