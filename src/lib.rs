@@ -1,6 +1,38 @@
 /*!
 mla-check: an offline correctness harness for MLA attention. A model file in, a verdict out, tensor by tensor:
 rounding or fault, where, how big.
+
+Data flows one way:
+
+```text
+gguf → model → case → engine → judge → report
+```
+
+- [`gguf`]: the container, memory-mapped; every damaged file is named, none is trusted.
+- [`model`]: architecture, geometry, conventions, weights by role, layer by layer.
+- [`case`](mod@case): requests, pages, positions, drawn inputs: the plan of a run.
+- [`engine`]: whatever computes the tensors of a layer and streams them.
+- [`judge`]: each tensor against the float64 reference, from the engine's own inputs, within proven bounds.
+- [`report`]: one serde struct and its renderers.
+
+[`check`] puts them in order; [`cli`] sits on top and calls all. [`trace`] holds tensors as bits, [`fault`] plants
+deliberate faults, [`synth`] writes model files. Vocabulary and truth lie underneath, in the crates `mla_reference`
+(stages in float64, contracts, dequantisation) and `mla_numeric` (number formats, the tensor core's sum).
+
+```
+use mla_check::check::{Options, layer};
+use mla_check::judge::Verdict;
+use mla_check::model::Model;
+
+let model = Model::open("fixtures/models/glm5dims.Q4_K_M.gguf".as_ref())?;
+let options = Options { batch: "0+4,70+1".parse()?, ..Options::default() };
+let report = layer(&model, 0, &options, &|_| {})?;
+assert_eq!(report.verdict, Verdict::Rounding);
+for unit in &report.tensors {
+    assert!(unit.beyond == 0, "{} has elements that rounding can't explain", unit.title());
+}
+# Ok::<(), Box<dyn std::error::Error>>(())
+```
 */
 
 pub mod case;

@@ -159,7 +159,7 @@ fn picture(out: &mut String, l: &LayerReport, width: usize) {
         for (t, v) in marks {
             let cell = t.len() + 3;
             if used + cell > width {
-                line += &format!("\n{}", " ".repeat(name.len()));
+                line = format!("{}\n{}", line.trim_end(), " ".repeat(name.len()));
                 used = name.len();
             }
             line += &format!("{t} {} ", paint(v, &v.row().mark.to_string()));
