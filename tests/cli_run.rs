@@ -363,7 +363,7 @@ fn text_fits_eighty_columns_and_pipes_may_close() {
     args.extend(SMALL);
     let out = command(&args).output().unwrap();
     let longest = text(&out.stdout).lines().filter(|l| !l.contains(".gguf")).map(|l| l.chars().count()).max();
-    assert!(longest.unwrap() <= 100, "{longest:?}");
+    assert!(longest.unwrap() <= 80, "{longest:?}");
     assert!(!text(&out.stdout).contains('\u{1b}'), "no colour in a pipe");
     args.push("--color=always");
     assert!(text(&command(&args).output().unwrap().stdout).contains('\u{1b}'));

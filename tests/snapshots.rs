@@ -102,6 +102,26 @@ fn first_screens() {
     }
 }
 
+/// README shows what the program prints: the whole clean run, and the top of the one with a planted fault.
+#[test]
+fn readme_is_true() {
+    let readme = std::fs::read_to_string(fixture("../README.md")).unwrap();
+    for (name, command) in [
+        ("run", "$ cargo run -- run fixtures/models/glm5dims.Q4_K_M.gguf\n"),
+        ("run-fault", "$ cargo run -- run fixtures/models/glm5dims.Q4_K_M.gguf --fault k_b-element\n"),
+    ] {
+        let (_, shown) = readme.split_once(command).unwrap_or_else(|| panic!("README lacks {command}"));
+        let (shown, _) = shown.split_once("```").unwrap();
+        let snapshot = std::fs::read_to_string(fixture(&format!("../snapshots/{name}.snap"))).unwrap();
+        let printed = snapshot.splitn(3, "---\n").nth(2).unwrap();
+        let times = |l: &&str| !(l.ends_with(" s") && l.len() < 9 || *l == "[time]");
+        let shown: Vec<&str> = shown.lines().filter(times).collect();
+        let printed: Vec<&str> = printed.lines().filter(times).take(shown.len()).collect();
+        assert_eq!(shown, printed, "{name}");
+        assert!(shown.len() > 10);
+    }
+}
+
 /// Snapshots that no test writes any more would be reviewed by nobody.
 #[test]
 fn no_orphans() {

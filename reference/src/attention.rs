@@ -15,11 +15,11 @@ use std::ops::Range;
 
 /// Queries, keys and values of one head (or of all heads of one latent cache) of one sequence.
 pub struct Head<'a> {
-    /// [rows, width]: queries.
+    /// `[rows, width]`: queries.
     pub q: ArrayView2<'a, f64>,
-    /// [keys, width].
+    /// `[keys, width]`.
     pub k: Strided<'a>,
-    /// [keys, value width]; may be the first columns of the same rows as `k`.
+    /// `[keys, value width]`; may be the first columns of the same rows as `k`.
     pub v: Strided<'a>,
     /// How many keys, from the first on, each row of `q` sees.
     pub visible: &'a [usize],
@@ -31,17 +31,17 @@ pub struct Head<'a> {
 pub struct Attended {
     /// The keys.
     pub range: Range<usize>,
-    /// Value before the final rounding, normalised in itself, [rows, value width].
+    /// Value before the final rounding, normalised in itself, `[rows, value width]`.
     pub x: Array2<f64>,
-    /// ln Σ exp(s) by the row sum that the contract adds up, [rows].
+    /// ln Σ exp(s) by the row sum that the contract adds up, `[rows]`.
     pub lse: Vec<f64>,
-    /// Scores times scale, −∞ where masked, [rows, range].
+    /// Scores times scale, −∞ where masked, `[rows, range]`.
     pub s: Array2<f64>,
-    /// exp(s − running maximum), before its cast, [rows, range].
+    /// exp(s − running maximum), before its cast, `[rows, range]`.
     pub p: Array2<f64>,
-    /// exp(running maximum − M), [rows, range].
+    /// exp(running maximum − M), `[rows, range]`.
     pub w: Array2<f64>,
-    /// Row sum relative to M, [rows]; 0 where no key is visible.
+    /// Row sum relative to M, `[rows]`; 0 where no key is visible.
     pub l: Vec<f64>,
 }
 
@@ -110,7 +110,7 @@ pub fn strided(m: &Array2<f64>) -> Strided<'_> {
     Strided { data: m.as_slice().unwrap_or(&[]), rows: m.nrows(), cols: m.ncols(), stride: m.ncols() }
 }
 
-/// Σ_t a[i][t] · v[t] over all rows of `v`, [rows of a, value width].
+/// `Σ_t a[i][t] · v[t]` over all rows of `v`, `[rows of a, value width]`.
 pub fn weigh(a: ArrayView2<f64>, v: &Strided) -> Array2<f64> {
     let mut x = Array2::zeros((a.nrows(), v.cols()));
     let a = a.as_standard_layout();

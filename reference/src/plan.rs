@@ -3,7 +3,7 @@ The plan of a run: which rows the stages work on.
 
 All requests of a batch are stacked, and both regimes stand beside each other, so that a stage which they
 share is computed once and each weight is read once a product. Every tensor of the stage table is a matrix
-of rows and columns here; [`Plan::rows`] says how many rows, [`Plan::phase`] to which phase a row belongs.
+of rows and columns here; [`Plan::rows`] says how many rows, [`Plan::names`] what they are.
 */
 
 use crate::stage::{Axis, Form, Phase, Stage};

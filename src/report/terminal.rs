@@ -352,10 +352,9 @@ fn table(out: &mut String, l: &LayerReport, width: usize) {
         }
     }
     if !digests_only {
-        let _ = writeln!(
-            out,
-            "ulps: worst error in units of the output's last place; bound: as a share of what rounding allows"
-        );
+        let legend = "worst error in units of the output's last place; bound: as a share of what rounding allows; \
+                      flips: share of elements that are not the rounded reference";
+        wrapped(out, "ulps: ", legend, width);
     }
 }
 
