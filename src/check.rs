@@ -88,6 +88,13 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// Splits of the keys in decode.
+    pub fn splits(&self) -> usize {
+        self.splits.unwrap_or_else(|| automatic_splits(&self.batch))
+    }
+}
+
 /// Why a layer could not be checked.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
@@ -104,11 +111,22 @@ pub enum CheckError {
     Save(String),
 }
 
-/// Checks one layer. `progress` hears the name of each tensor as it is taken up.
+/// Checks one layer with the engine of the options. `progress` hears the name of each tensor as it is taken up.
 pub fn layer(
     model: &Model,
     index: usize,
     options: &Options,
+    progress: &dyn Fn(&str),
+) -> Result<LayerReport, CheckError> {
+    layer_with(model, index, options, engine(options).as_ref(), progress)
+}
+
+/// Checks one layer with any engine, which must take the dtype and the splits of the options.
+pub fn layer_with(
+    model: &Model,
+    index: usize,
+    options: &Options,
+    engine: &dyn Engine,
     progress: &dyn Fn(&str),
 ) -> Result<LayerReport, CheckError> {
     let started = std::time::Instant::now();
@@ -116,7 +134,7 @@ pub fn layer(
     let spec = model.spec(&options.reading);
     let layer = Layer { index, spec: spec.clone(), weights: &stored };
     let dtype = if options.engine == EngineKind::Reference { DType::F64 } else { options.dtype };
-    let splits = options.splits.unwrap_or_else(|| automatic_splits(&options.batch));
+    let splits = options.splits();
     progress("drawing the case");
     let case = Draw {
         batch: options.batch.clone(),
@@ -130,7 +148,6 @@ pub fn layer(
         weights: &stored,
     }
     .case()?;
-    let engine = engine(options, splits);
     let contract = engine.contract();
     let mut saver = match &options.save {
         None => None,
@@ -163,7 +180,7 @@ pub fn layer(
             Some(_) => Verdict::Fault,
         };
     } else {
-        judged(&layer, &case, options, engine.as_ref(), &mut saver, progress, &mut report)?;
+        judged(&layer, &case, options, engine, &mut saver, progress, &mut report)?;
     }
     if let Some(s) = saver {
         s.finish(&spec, &case, &contract).map_err(|e| CheckError::Save(e.to_string()))?;
@@ -176,11 +193,11 @@ pub fn layer(
 /// thousand terms in another order, each rounding 2^-53.
 pub const FORMS_AGREE: f64 = 1e-12;
 
-fn engine(options: &Options, splits: usize) -> Box<dyn Engine> {
+fn engine(options: &Options) -> Box<dyn Engine> {
     match options.engine {
         EngineKind::Reference => Box::new(ReferenceEngine),
         EngineKind::Cpu => {
-            let mut e = CpuEngine::new(options.dtype, splits);
+            let mut e = CpuEngine::new(options.dtype, options.splits());
             if options.accumulate == AccumulateKind::Mma && options.dtype != DType::F32 {
                 e.accumulate = Accumulate::Mma { k: 16, bits: 25 };
             }

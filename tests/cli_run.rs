@@ -118,6 +118,35 @@ fn bounds_are_sharp_and_three_percent_in_one_element_is_a_fault() {
     }
 }
 
+/// In float32 the bounds themselves show: in bf16 half an ulp hides them. An ulp of y is at least u|y|.
+///
+/// - Norms: ρ = (½(512/128 + 8) + 4)u + 2^-22.4 = 13.1u at most, so 13.1 ulps and a half; the histogram adds an eighth.
+/// - Rope: 3u(|a·cos| + |b·sin|). For normal a and b both that sum (mean 1.02) and |x| (median 0.67) are a share of
+///   one rms, and an ulp is 1.4u|x| on the average: 3 · 1.02 / 0.67 / 1.4 = 3.3.
+/// - Projections over K = 256 in one chain: 257u · K against √K · 0.67 of a median sum: 257 · 16 / 0.67 = 6,100 ulps.
+#[test]
+fn bounds_are_sharp_in_float32() {
+    for model in [GLM, DSV3] {
+        let report = json(&run(model, &[&["--format", "json", "--dtype", "f32"], &SMALL[..]].concat()));
+        for (stages, most) in [
+            (&["attn_in", "q_a_normed", "kv_c_normed"][..], 15.3),
+            (&["k_pe"], 5.0),
+            (&["q_a", "q_raw", "kv_a"], 7000.0),
+        ] {
+            for stage in stages {
+                let units = report["layers"][0]["tensors"].as_array().unwrap();
+                let own: Vec<f64> = units
+                    .iter()
+                    .filter(|u| u["tensor"] == *stage)
+                    .map(|u| u["median_bound_ulps"].as_f64().unwrap())
+                    .collect();
+                assert_eq!(own.len(), 2, "{stage}");
+                assert!(own.iter().all(|m| *m <= most), "{model} {stage}: {own:?}, at most {most}");
+            }
+        }
+    }
+}
+
 /// One altered element, or one of the other planted faults: exit 1, and the right tensor first.
 #[test]
 fn planted_faults_are_found_where_they_are() {

@@ -4,6 +4,7 @@
 mod common;
 
 use common::Keep;
+use common::small::{G, REQUESTS, case, spec, with_layer};
 use mla_check::case::Case;
 use mla_check::engine::cpu::{CpuEngine, Seams};
 use mla_check::engine::{Engine, EngineError, Sink, SinkError};
@@ -12,139 +13,10 @@ use mla_check::model::Layer;
 use mla_check::trace::{Tensor, TensorId};
 use mla_numeric::{DType, U};
 use mla_reference::product::Rows;
-use mla_reference::{
-    Accumulate, Form, Geometry, Given, Pairing, Plan, Regime, Rope, Sequence, Spec, Stage, Temperature,
-    WEIGHTS, Weight, Weights,
-};
+use mla_reference::{Accumulate, Form, Geometry, Pairing, Spec, Stage, Temperature, WEIGHTS, Weight};
 use ndarray::Array2;
-use std::collections::HashMap;
 
-/// Widths that are multiples of nothing; rows of hidden are decoded in two parts.
-const G: Geometry = Geometry { hidden: 275, heads: 3, q_rank: 37, latent: 43, rope: 6, nope: 19, value: 13 };
 const TILE: usize = 16;
-
-struct Random(u64);
-
-impl Random {
-    /// Uniform in (-1, 1), on the grid of f32.
-    fn next(&mut self) -> f64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        f64::from(((self.0 >> 40) as f32 - 8_388_607.5) / 8_388_608.0)
-    }
-    fn matrix(&mut self, shape: (usize, usize), size: f64) -> Array2<f64> {
-        Array2::from_shape_simple_fn(shape, || self.next() * size)
-    }
-}
-
-/// Weights in float64, decoded from memory.
-struct Memory(HashMap<Weight, (Vec<f64>, usize)>);
-
-impl Memory {
-    fn new(g: &Geometry) -> Memory {
-        let mut all = HashMap::new();
-        for row in WEIGHTS.iter().filter(|r| r.weight.exists(g)) {
-            let (rows, cols) = row.weight.matrix(g);
-            let mut r = Random(row.weight as u64);
-            // Rows of length √3 keep the size of their input; norms lie around 1.
-            let (size, mean) =
-                if row.weight.is_norm() { (0.5, 1.0) } else { (3.0 / (cols as f64).sqrt(), 0.0) };
-            all.insert(row.weight, ((0..rows * cols).map(|_| mean + size * r.next()).collect(), cols));
-        }
-        Memory(all)
-    }
-}
-
-/// A matrix that owns nothing and lives as long as its weights.
-struct View<'a>(&'a [f64], usize);
-
-impl Rows for View<'_> {
-    fn rows(&self) -> usize {
-        self.0.len() / self.1
-    }
-    fn cols(&self) -> usize {
-        self.1
-    }
-    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
-        let part = &self.0[row * self.1..(row + 1) * self.1];
-        assert!(k0.is_multiple_of(256) && (k0 + out.len() == self.1 || out.len().is_multiple_of(256)));
-        out.copy_from_slice(&part[k0..k0 + out.len()]);
-    }
-}
-
-struct Views<'a>(HashMap<Weight, View<'a>>);
-
-impl Weights for Views<'_> {
-    fn matrix(&self, weight: Weight) -> Option<&dyn Rows> {
-        self.0.get(&weight).map(|v| v as &dyn Rows)
-    }
-    fn norm(&self, weight: Weight) -> Option<&[f64]> {
-        self.0.get(&weight).map(|v| v.0)
-    }
-}
-
-fn spec(g: Geometry, pairing: Pairing) -> Spec {
-    Spec {
-        geometry: g,
-        eps_attn: 1e-5,
-        eps_latent: 1e-6,
-        rope: Rope { inv_freq: vec![1.0, 0.11, 0.013], magnitude: 1.1, pairing },
-        scale: 0.45,
-        temperature: None,
-    }
-}
-
-fn with_layer<T>(spec: Spec, f: impl FnOnce(&Layer) -> T) -> T {
-    let memory = Memory::new(&spec.geometry);
-    let views = Views(memory.0.iter().map(|(w, (v, cols))| (*w, View(v, *cols))).collect());
-    f(&Layer { index: 0, spec, weights: &views })
-}
-
-/// Requests (context, new) in this order; each draws the same values wherever it stands.
-fn case(requests: &[(usize, usize)], splits: usize, pages: u64, dtype: DType) -> Case {
-    let page_size = 4;
-    let (mut positions, mut token_request, mut sequences) = (Vec::new(), Vec::new(), Vec::new());
-    let mut hidden = Vec::new();
-    let mut context = Vec::new();
-    let total: usize = requests.iter().map(|(c, n)| (c + n).div_ceil(page_size)).sum::<usize>() + 2;
-    let mut order: Vec<usize> = (0..total).collect();
-    let mut r = Random(pages);
-    for i in (1..total).rev() {
-        order.swap(i, ((r.next() + 1.0) / 2.0 * (i + 1) as f64) as usize);
-    }
-    let mut next = order.into_iter();
-    for (request, &(c, n)) in requests.iter().enumerate() {
-        let mut r = Random((c * 1000 + n) as u64);
-        let start = positions.len();
-        positions.extend((c..c + n).map(|p| p as u64));
-        token_request.extend(std::iter::repeat_n(request, n));
-        hidden.extend((0..n * G.hidden).map(|_| dtype.round(2.0 * r.next())));
-        context.push(r.matrix((c, G.cache()), 1.5).mapv(|v| dtype.round(v)));
-        let own: Vec<usize> = next.by_ref().take((c + n).div_ceil(page_size)).collect();
-        sequences.push(Sequence {
-            request,
-            regime: Regime::Random,
-            tokens: start..start + n,
-            context: c,
-            slots: (0..c + n).map(|p| own[p / page_size] * page_size + p % page_size).collect(),
-        });
-    }
-    let hidden = Array2::from_shape_vec((positions.len(), G.hidden), hidden).unwrap();
-    Case {
-        batch: requests
-            .iter()
-            .map(|(c, n)| format!("{c}+{n}"))
-            .collect::<Vec<_>>()
-            .join(",")
-            .parse()
-            .unwrap(),
-        regimes: vec![Regime::Random],
-        plan: Plan { positions, token_request, sequences, page_size, pages: total, splits },
-        given: Given { hidden, context },
-        notes: Vec::new(),
-    }
-}
-
-const REQUESTS: [(usize, usize); 4] = [(0, 21), (50, 1), (0, 1), (33, 5)];
 
 fn engine(dtype: DType, splits: usize) -> CpuEngine {
     CpuEngine { tile: TILE, ..CpuEngine::new(dtype, splits) }

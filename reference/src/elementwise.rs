@@ -19,9 +19,9 @@ pub fn normalise(x: ArrayView2<f64>, eps: f64) -> Array2<f64> {
     y
 }
 
-/// RMSNorm of each row; `cast` rounds the normalised value before it is multiplied by γ.
-pub fn rms_norm(x: ArrayView2<f64>, gamma: &[f64], eps: f64, cast: Option<DType>) -> Array2<f64> {
-    let mut y = normalise(x, eps);
+/// γ after [`normalise`]; `cast` rounds the normalised value before it is multiplied.
+pub fn times_gamma(z: &Array2<f64>, gamma: &[f64], cast: Option<DType>) -> Array2<f64> {
+    let mut y = z.clone();
     for mut row in y.rows_mut() {
         for (v, g) in row.iter_mut().zip(gamma) {
             *v = cast.map_or(*v, |d| d.round(*v)) * g;
@@ -90,10 +90,14 @@ mod tests {
 
     #[test]
     fn norm_is_x_over_root_mean_square_plus_eps() {
-        let y = rms_norm(array![[3.0, 4.0]].view(), &[1.0, 2.0], 0.5, None);
+        let z = normalise(array![[3.0, 4.0]].view(), 0.5);
+        let y = times_gamma(&z, &[1.0, 2.0], None);
         // mean square 12.5, plus eps 13.
         assert_relative_eq!(y[[0, 0]], 3.0 / 13f64.sqrt(), max_relative = 1e-15);
         assert_relative_eq!(y[[0, 1]], 8.0 / 13f64.sqrt(), max_relative = 1e-15);
+        // 3/√13 = 0.83205 lies between the bf16 values 213 and 214 of 1/256; 4/√13 = 1.10940 between 142 and 143 of 1/128.
+        let y = times_gamma(&z, &[1.0, 2.0], Some(DType::Bf16));
+        assert_eq!((y[[0, 0]], y[[0, 1]]), (213.0 / 256.0, 2.0 * 142.0 / 128.0));
     }
 
     #[test]

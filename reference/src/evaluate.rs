@@ -11,7 +11,7 @@ Chunks keep memory flat: a stage's output never stands whole in float64 unless s
 
 use crate::attention::{Attended, Head, attend, merge_weights, strided};
 use crate::contract::{Accumulate, Contract};
-use crate::elementwise::{block_norms, normalise, rope_table, rotate};
+use crate::elementwise::{block_norms, normalise, rope_table, rotate, times_gamma};
 use crate::geometry::Spec;
 use crate::plan::{Given, Plan, Sequence};
 use crate::product::{Dense, Rows, Strided, product, product_with_norms};
@@ -187,13 +187,7 @@ impl Evaluator<'_> {
         row_chunks(self.plan.tokens(), TOKEN_CHUNK).into_par_iter().for_each(|rows| {
             let a = self.source.block(input, rows.clone(), cols.clone());
             let z = normalise(a.view(), eps);
-            let cast = self.contract.norm_cast;
-            let mut x = z.clone();
-            for mut row in x.rows_mut() {
-                for (v, g) in row.iter_mut().zip(gamma) {
-                    *v = cast.map_or(*v, |d| d.round(*v)) * g;
-                }
-            }
+            let x = times_gamma(&z, gamma, self.contract.norm_cast);
             visit(Chunk { rows, cols: 0..x.ncols(), x, terms: Terms::Norm { len: a.ncols(), z, gamma } });
         });
     }
@@ -511,4 +505,41 @@ fn multiply(a: ArrayView2<f64>, w: &dyn Rows, norms: Option<&Array2<f64>>) -> (A
         product(n, tokens, &Dense { data: &squares, cols: blocks }, size);
     }
     (x, size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Σ over blocks of 128 columns of ‖a_b‖·‖w_b‖, in plain loops: never below Σ|a·w|, equal to it where
+    /// |a| and |w| are in proportion inside each block.
+    #[test]
+    fn sizes_of_products_are_blockwise_norms() {
+        let value = |i: usize, j: usize| ((i * 7919 + j * 31) % 101) as f64 / 50.0 - 1.0;
+        let a = Array2::from_shape_fn((3, 300), |(i, j)| value(i, j));
+        let mut w = Array2::from_shape_fn((5, 300), |(i, j)| value(i + 9, 2 * j));
+        // The first row of w is the first of a, another sign and size in each block.
+        for j in 0..300 {
+            w[[0, j]] = a[[0, j]] * [2.0, -3.0, 0.5][j / 128];
+        }
+        let (x, size) = multiply(a.view(), &strided(&w), Some(&block_norms(a.view())));
+        for i in 0..3 {
+            for m in 0..5 {
+                let sum = |r: Range<usize>, f: &dyn Fn(usize) -> f64| r.map(f).sum::<f64>();
+                let square = |v: f64| v * v;
+                let want: f64 = [0..128, 128..256, 256..300]
+                    .map(|r| {
+                        let n = |f: &dyn Fn(usize) -> f64| sum(r.clone(), &|j| square(f(j))).sqrt();
+                        n(&|j| a[[i, j]]) * n(&|j| w[[m, j]])
+                    })
+                    .iter()
+                    .sum();
+                let terms = sum(0..300, &|j| (a[[i, j]] * w[[m, j]]).abs());
+                assert!((size[[i, m]] - want).abs() <= 1e-13 * want, "{i} {m}");
+                assert!(size[[i, m]] >= terms * (1.0 - 1e-13), "{i} {m}");
+                assert!((x[[i, m]] - sum(0..300, &|j| a[[i, j]] * w[[m, j]])).abs() <= 1e-13 * want);
+                assert!(i + m > 0 || (size[[i, m]] - terms).abs() <= 1e-13 * want);
+            }
+        }
+    }
 }

@@ -149,3 +149,108 @@ fn attention(contract: &Contract, a: &Attended, head: &Head, lse: bool) -> Array
     }
     b
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use approx::assert_relative_eq;
+    use mla_reference::attention::attend;
+    use ndarray::{Array2, array};
+
+    fn contract() -> Contract {
+        Contract { accumulate: Accumulate::Rn { block: 16, chain: 0 }, ..Contract::exact() }
+    }
+
+    fn of(contract: &Contract, terms: &Terms, x: Array2<f64>, temperature: bool) -> Array2<f64> {
+        bound(contract, terms, &x, temperature)
+    }
+
+    fn near(got: f64, want: f64) {
+        assert_relative_eq!(got, want, max_relative = 1e-12);
+    }
+
+    /// 64 products in blocks of 16 into one chain: 4 roundings and one for the total; float64's own 65.
+    #[test]
+    fn products_count_their_roundings() {
+        let terms = Terms::Product { len: 64, size: array![[3.0]] };
+        let gamma = 5.0 * U / (1.0 - 5.0 * U) + 65.0 * f64::powi(2.0, -53);
+        near(of(&contract(), &terms, array![[0.1]], false)[[0, 0]], 3.0 * gamma);
+        assert_eq!(of(&contract(), &Terms::Copy, array![[7.0]], false)[[0, 0]], 0.0);
+    }
+
+    /// 256 values: 2 additions a lane, a tree of 7 and the square, halved: 5u; root 2^-22.4; 4u.
+    #[test]
+    fn norms_and_their_cast() {
+        let rho = 9.0 * U + f64::powf(2.0, -22.4);
+        // 1 + 2^-8 is half way between two bf16 values, 1.25 is one of them.
+        let (z, gamma) = (array![[1.0 + 1.0 / 256.0, 1.25]], [-2.0, 2.0]);
+        let terms = |z: &Array2<f64>| Terms::Norm { len: 256, z: z.clone(), gamma: &gamma };
+        let b = of(&contract(), &terms(&z), array![[-2.0 - 1.0 / 128.0, 2.5]], false);
+        near(b[[0, 0]], rho * (2.0 + 1.0 / 128.0));
+        near(b[[0, 1]], rho * 2.5);
+        let cast = Contract { norm_cast: Some(DType::Bf16), ..contract() };
+        let b = of(&cast, &terms(&z), array![[-2.0, 2.5]], false);
+        near(b[[0, 0]], 2.0 / 128.0 + 2.0 * U);
+        near(b[[0, 1]], 2.5 * U);
+    }
+
+    #[test]
+    fn rotations_and_copies_beside_them() {
+        let terms = Terms::Rope { size: array![[9.0, 2.0]], first: 1 };
+        let b = of(&contract(), &terms, array![[9.0, 1.0]], false);
+        assert_eq!(b[[0, 0]], 0.0);
+        near(b[[0, 1]], 6.0 * U);
+        let terms = Terms::Rope { size: array![[9.0, 2.0]], first: 0 };
+        near(of(&contract(), &terms, array![[9.0, 1.0]], true)[[0, 1]], 10.0 * U);
+    }
+
+    #[test]
+    fn merges_by_the_distance_of_their_parts() {
+        let e = 2.0 * (4.0 * U * 3.0 + EXP2 + 10.0 * U);
+        let terms = |lse| Terms::Merge { spread: vec![2.0], size: array![[3.0]], splits: 4, lse };
+        near(of(&contract(), &terms(false), array![[1.0]], false)[[0, 0]], (e + 6.0 * U) * 3.0);
+        near(of(&contract(), &terms(true), array![[-5.0]], false)[[0, 0]], e + 15.0 * U);
+    }
+
+    /// Bounds of o and lse of one query 1 over these keys, with values v.
+    fn attended(contract: &Contract, k: Array2<f64>, v: Array2<f64>) -> (f64, f64) {
+        let q = array![[1.0]];
+        let visible = [k.nrows()];
+        let head = Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &visible, scale: 1.0 };
+        let a = attend(&head, 0..k.nrows(), contract);
+        let b = |lse| {
+            let x = if lse { array![[a.lse[0]]] } else { a.x.clone() };
+            of(contract, &Terms::Attention { attended: &a, head: &head, lse }, x, false)[[0, 0]]
+        };
+        (b(false), b(true))
+    }
+
+    /// One key, s = 0.5, v = 2: one product is 2 roundings; P·V 2 + 3 for a tile + 6.
+    #[test]
+    fn attention_over_one_key() {
+        let ds = 0.5 * (2.0 * U / (1.0 - 2.0 * U) + 2.0 * f64::powi(2.0, -53));
+        let e = 2.0 * ds + 6.0 * U * 0.5 + EXP2 + U;
+        let (o, lse) = attended(&contract(), array![[0.5]], array![[2.0]]);
+        near(o, 2.0 * (e + 11.0 * U) + 2.0 * (e + 6.0 * U));
+        near(lse, e + 8.0 * U + 2.0 * U * 0.5);
+    }
+
+    /// p = 1 − 2^-9 lies half way between two bf16 values, 2^-8 apart: either may come out.
+    #[test]
+    fn a_probability_near_a_tie_may_be_cast_to_either_side() {
+        let p: f64 = 1.0 - 1.0 / 512.0;
+        let step = 1.0 / 256.0 / (1.0 + p);
+        let v = array![[0.0], [1.0]];
+        for (row_sum, of_lse, of_o) in
+            [(RowSum::Unrounded, 0.0, step), (RowSum::Rounded, step, step + step * 0.5)]
+        {
+            let mut c = contract();
+            (c.softmax.p, c.softmax.row_sum) = (Some(DType::Bf16), row_sum);
+            // What is not of the tie is some u; step itself depends on which side l takes.
+            let (o, lse) = attended(&c, array![[0.0], [p.ln()]], v.clone());
+            assert!((o - of_o).abs() < 0.01 * step && (lse - of_lse).abs() < 0.01 * step, "{o} {lse}");
+            let (o, lse) = attended(&c, array![[0.0], [0.75f64.ln()]], v.clone());
+            assert!(o < 0.01 * step && lse < 0.01 * step, "{o} {lse}");
+        }
+    }
+}

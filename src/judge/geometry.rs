@@ -38,7 +38,7 @@ pub fn compare_scalars(engine: &Spec, reference: &Spec) -> Vec<ScalarDifference>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mla_reference::{Geometry, Pairing, Rope};
+    use mla_reference::{Geometry, Pairing, Rope, Temperature};
 
     #[test]
     fn every_scalar_counts() {
@@ -57,5 +57,34 @@ mod tests {
         other.scale = 0.25;
         let names: Vec<String> = compare_scalars(&other, &spec).into_iter().map(|d| d.name).collect();
         assert_eq!(names, ["heads", "scale", "inv_freq[0]"]);
+        // One field after the other, and each by the least that can be told apart.
+        let up = |v: &mut f64| *v = v.next_up();
+        type Change<'a> = &'a dyn Fn(&mut Spec);
+        let changes: [(&str, Change); 15] = [
+            ("hidden", &|s| s.geometry.hidden += 1),
+            ("heads", &|s| s.geometry.heads += 1),
+            ("q_rank", &|s| s.geometry.q_rank += 1),
+            ("latent", &|s| s.geometry.latent += 1),
+            ("rope", &|s| s.geometry.rope += 1),
+            ("nope", &|s| s.geometry.nope += 1),
+            ("value", &|s| s.geometry.value += 1),
+            ("eps_attn", &|s| up(&mut s.eps_attn)),
+            ("eps_latent", &|s| up(&mut s.eps_latent)),
+            ("scale", &|s| up(&mut s.scale)),
+            ("rope_magnitude", &|s| up(&mut s.rope.magnitude)),
+            ("rope_half_split", &|s| s.rope.pairing = Pairing::Half),
+            ("temperature_scale", &|s| s.temperature = Some(Temperature { scale: 0.1, length: 0.0 })),
+            ("temperature_length", &|s| s.temperature = Some(Temperature { scale: 0.0, length: 8.0 })),
+            ("inv_freq[0]", &|s| up(&mut s.rope.inv_freq[0])),
+        ];
+        for (name, change) in changes {
+            let mut other = spec.clone();
+            change(&mut other);
+            let found: Vec<String> = compare_scalars(&other, &spec).into_iter().map(|d| d.name).collect();
+            assert_eq!(found, [name]);
+        }
+        other = spec.clone();
+        other.rope.inv_freq.push(0.5);
+        assert_eq!(compare_scalars(&other, &spec).len(), 1);
     }
 }

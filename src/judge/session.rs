@@ -199,16 +199,27 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Why nothing can be read from a tensor: its shape, or bytes that are not those of its shape.
+    fn unreadable(&self, id: TensorId, tensor: &Tensor) -> Option<String> {
+        let wanted = self.case.plan.shape(id.stage, id.form, &self.layer.spec.geometry);
+        if tensor.shape != wanted {
+            return Some(format!("has shape {:?}, the case asks for {wanted:?}", tensor.shape));
+        }
+        let (rows, len) = (self.case.plan.rows(id.stage), wanted.iter().product::<usize>());
+        let (bytes, needed) = (tensor.bytes.len(), len * tensor.dtype.bytes());
+        ((tensor.rows, tensor.len(), bytes) != (rows, len, needed)).then(|| {
+            format!(
+                "has {} rows, {} elements and {bytes} bytes, its shape asks for {rows}, {len} and {needed}",
+                tensor.rows,
+                tensor.len()
+            )
+        })
+    }
+
     /// Judges one tensor from the inputs recorded so far.
     fn judge(&mut self, id: TensorId, tensor: &Tensor) -> Result<(), SinkError> {
         let g = &self.layer.spec.geometry;
         let which = unit::Which::Tensor(id);
-        let wanted = self.case.plan.shape(id.stage, id.form, g);
-        if tensor.shape != wanted || tensor.bytes.len() != tensor.len() * tensor.dtype.bytes() {
-            let note = format!("has shape {:?}, the case asks for {wanted:?}", tensor.shape);
-            self.units.push(Unit::without_data(which, None, Verdict::Fault, &note));
-            return Ok(());
-        }
         if tensor.dtype != stored(&self.contract, id.stage) {
             let note =
                 format!("is stored as {}, declared {}", tensor.dtype, stored(&self.contract, id.stage));
@@ -373,8 +384,13 @@ impl Sink for Session<'_> {
             )));
         };
         self.pending.remove(at);
-        self.judge(id, tensor)?;
-        self.tensors.insert(id, tensor.clone());
+        if let Some(note) = self.unreadable(id, tensor) {
+            // It is no input of others either: they lack one.
+            self.units.push(Unit::without_data(unit::Which::Tensor(id), None, Verdict::Fault, &note));
+        } else {
+            self.judge(id, tensor)?;
+            self.tensors.insert(id, tensor.clone());
+        }
         self.release();
         Ok(false)
     }

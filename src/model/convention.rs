@@ -152,6 +152,7 @@ fn significant(x: f64, digits: usize) -> f64 {
 mod tests {
     use super::*;
     use crate::model::deepseek2::DEEPSEEK2;
+    use crate::model::glm_dsa::GLM_DSA;
     use approx::assert_relative_eq;
 
     const V3: Geometry =
@@ -183,6 +184,57 @@ mod tests {
         assert!(s.rope.inv_freq[22] > plain[22] / 40.0);
         assert_relative_eq!(s.rope.inv_freq[23], plain[23] / 40.0, max_relative = 1e-15);
         assert_eq!(s.rope.magnitude, 1.0);
+    }
+
+    /// A ramp beyond the ends: dim(r) = 32·ln(orig / 2πr) / ln θ is below 0 or above P − 1.
+    #[test]
+    fn yarn_ramp_ends_at_the_first_and_last_column() {
+        let freq = |theta, original, beta_fast, beta_slow| {
+            let yarn = Yarn { factor: 40.0, original, beta_fast, beta_slow, log_multiplier: Some(0.1) };
+            let n = Numbers { eps: 1e-6, theta, yarn: Some(yarn), temperature: None };
+            n.spec(&DEEPSEEK2, V3, Convention::Hf, None).rope.inv_freq
+        };
+        // dim(32) = 32·ln(64/201)/ln 10⁴ = -4.0, dim(1) = 8.1: from 0, not from -4, to 9.
+        let f = freq(1e4, 64.0, 32.0, 1.0);
+        let plain = plain_frequencies(1e4, 64);
+        assert_eq!(f[0], 1.0);
+        assert_relative_eq!(f[3], plain[3] * (6.0 / 9.0 + 3.0 / 9.0 / 40.0), max_relative = 1e-14);
+        // θ = 10: dim(600) = 1.2, dim(1) = 90: from 1 to 63, not to 91.
+        let f = freq(10.0, 4096.0, 600.0, 1.0);
+        let plain = plain_frequencies(10.0, 64);
+        assert_relative_eq!(f[31], plain[31] * (32.0 / 62.0 + 30.0 / 62.0 / 40.0), max_relative = 1e-14);
+        // dim(1) = 32·ln(6/2π)/ln 10⁴ = -0.16, whose ceiling is 0: a step from pair 0 to pair 1.
+        let f = freq(1e4, 6.0, 32.0, 1.0);
+        assert_eq!(f[0], 1.0);
+        assert_relative_eq!(f[1], plain_frequencies(1e4, 64)[1] / 40.0, max_relative = 1e-14);
+    }
+
+    /// transformers: get_mscale is 1 up to factor 1; a multiplier of 0 is none; glm-dsa does not read the key.
+    #[test]
+    fn multipliers_that_are_none() {
+        let hf = |n: Numbers, arch| n.spec(arch, V3, Convention::Hf, None);
+        assert_eq!(hf(numbers(0.5, Some(0.1)), &DEEPSEEK2).scale, 1.0 / 192f64.sqrt());
+        let none = hf(numbers(40.0, None), &DEEPSEEK2);
+        assert_eq!(hf(numbers(40.0, Some(0.0)), &DEEPSEEK2), none);
+        assert_eq!(hf(numbers(40.0, Some(0.1)), &GLM_DSA), none);
+        let hot =
+            Numbers { temperature: Some(Temperature { scale: 0.1, length: 8192.0 }), ..numbers(40.0, None) };
+        assert_eq!(hf(hot.clone(), &DEEPSEEK2).temperature, hot.temperature);
+        assert_eq!(hf(hot, &GLM_DSA).temperature, None);
+    }
+
+    /// llama.cpp reads neither beta: 32 and 1 whatever the file says.
+    #[test]
+    fn betas_are_the_files_except_in_llama_cpp() {
+        let with = |beta_fast, beta_slow, c| {
+            let mut n = numbers(40.0, Some(0.1));
+            n.yarn = n.yarn.map(|y| Yarn { beta_fast, beta_slow, ..y });
+            n.spec(&DEEPSEEK2, V3, c, None).rope.inv_freq
+        };
+        let usual = with(32.0, 1.0, Convention::Hf);
+        for c in Convention::ALL {
+            assert_eq!(with(16.0, 2.0, c) == usual, c == Convention::LlamaCpp, "{}", c.name());
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Shared by tests: fixtures, arrays computed by other software, a sink that keeps tensors.
 #![allow(dead_code)]
 
+pub mod small;
+
 use mla_check::case::Case;
 use mla_check::engine::reference::ReferenceEngine;
 use mla_check::engine::{Engine, Sink, SinkError};
