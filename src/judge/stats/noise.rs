@@ -260,6 +260,16 @@ mod tests {
         // One rounding of P·V, one tile: n = 4.
         assert_eq!(got.steps, 4.0);
         assert_relative_eq!(base, 0.24 * U * 4.0 * (1.0 + 3.0 * tie) / (1.0 + tie), max_relative = 0.3);
+        // To nearest: n = 2 + 3, the spread grows with √n, and p's error has no drift.
+        c = Contract { accumulate: Accumulate::Rn { block: 16, chain: 0 }, ..Contract::exact() };
+        let a = attend(&head, 0..2, &c);
+        let near = attention(DType::Bf16, &c, &a, &head).sigma[[0, 0]];
+        let x = a.x[[0, 0]];
+        assert_relative_eq!(near, 0.4 * 5f64.sqrt() * U * x, max_relative = 1e-12);
+        let size = (tie.ln() * tie.ln() / 2.0).sqrt();
+        let want =
+            1.2 * 2f64.sqrt() * U * size + 2.0 * U * tie.ln().abs() + f64::powf(2.0, -22.5) / 3f64.sqrt();
+        assert_relative_eq!(p_noise(&a, &head, &c)[0], want, max_relative = 1e-12);
         // A float64 engine has none.
         let exact = Contract::exact();
         assert_eq!(attention(DType::F64, &exact, &attend(&head, 0..2, &exact), &head).sigma.sum(), 0.0);
