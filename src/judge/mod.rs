@@ -10,6 +10,7 @@ missing, misshapen or not finite); its `rounding` does not say how small a fault
 pub mod bound;
 mod geometry;
 mod session;
+pub mod stats;
 mod tally;
 mod unit;
 mod verdict;

@@ -1,0 +1,176 @@
+/*!
+The interval score: what an output's bits say (section 4.1).
+
+A stored value o is not a number but a statement: the value before rounding lay in o's cell [lo, hi]. With
+logistic noise of scale s around the reference x, a = (lo − x)/s, b = (hi − x)/s and F(z) = 1/(1 + e^−z), the
+statement has the probability F(b) − F(a), and the derivative of its logarithm by a shift of x is
+
+`g = (F(a) + F(b) − 1)/s`.
+
+|g| ≤ 1/s whatever o is, so that one broken element can neither hide nor fake a direction, and g is odd
+in the offset of x from the cell's centre, so that its mean is 0 for any symmetric noise. The information about
+the shift is `I = Σ Pr(c)·g(c)²` over the cells c that are likely: round(x) and its two neighbours. Where
+these three hold less than 98 % the cell is narrower than the noise, g is that of a continuous logistic
+variable, and I is at least its information 1/(3s²).
+
+F(a) + F(b) − 1 is computed as F(a) − F(−b), and F(b) − F(a) on the side of zero where both are small:
+neither loses digits.
+*/
+
+use mla_numeric::DType;
+use std::f64::consts::PI;
+
+/// How much of the rounding itself counts as noise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fineness {
+    /// Rounding is uniform noise of 0.29 ≈ 1/√12 ulps: needs no emulated casts.
+    Coarse,
+    /// Only 2⁻⁸ of an ulp: believes what the bits say, if the casts are emulated and few outputs flip.
+    Fine,
+}
+
+impl Fineness {
+    /// Both.
+    pub const ALL: [Fineness; 2] = [Fineness::Coarse, Fineness::Fine];
+
+    /// Standard deviation that is added to the noise, in row ulps.
+    pub const fn row_ulps(self) -> f64 {
+        match self {
+            Fineness::Coarse => 0.29,
+            Fineness::Fine => 1.0 / 256.0,
+        }
+    }
+}
+
+/// F(z) = 1/(1 + e^−z).
+pub fn logistic(z: f64) -> f64 {
+    1.0 / (1.0 + libm::exp(-z))
+}
+
+/// Scale of the logistic noise: s = √(σ² + (f · row ulp)²) · √3/π, positive because a row ulp is.
+pub fn scale_of(sigma: f64, row_ulp: f64, fineness: Fineness) -> f64 {
+    sigma.hypot(fineness.row_ulps() * row_ulp) * 3f64.sqrt() / PI
+}
+
+/// Score of an output `o`, a value of `dtype`, against the reference `x` with noise scale `s`.
+///
+/// 0 where there is no statement: x not finite or o not a number (those are counted elsewhere).
+pub fn score(dtype: DType, o: f64, x: f64, s: f64) -> f64 {
+    if !x.is_finite() || o.is_nan() {
+        return 0.0;
+    }
+    let (lo, hi) = dtype.cell(o);
+    centred((lo - x) / s, (hi - x) / s) / s
+}
+
+/// F(a) + F(b) − 1.
+fn centred(a: f64, b: f64) -> f64 {
+    logistic(a) - logistic(-b)
+}
+
+/// F(b) − F(a).
+fn between(a: f64, b: f64) -> f64 {
+    if a > 0.0 { logistic(-a) - logistic(-b) } else { logistic(b) - logistic(a) }
+}
+
+/// Information of one element about a shift of `x`; 0 where x is not finite.
+pub fn information(dtype: DType, x: f64, s: f64) -> f64 {
+    if !x.is_finite() {
+        return 0.0;
+    }
+    let nearest = dtype.round(x);
+    let (mut sum, mut total) = (0.0, 0.0);
+    for c in [nearest, dtype.below(nearest), dtype.above(nearest)] {
+        let (lo, hi) = dtype.cell(c);
+        let (a, b) = ((lo - x) / s, (hi - x) / s);
+        let (probability, g) = (between(a, b), centred(a, b) / s);
+        sum += probability * g * g;
+        total += probability;
+    }
+    if total > 0.98 { sum } else { sum.max(1.0 / (3.0 * s * s)) }
+}
+
+/// Scores of a row.
+pub fn scores(dtype: DType, o: &[f64], x: &[f64], s: &[f64]) -> Vec<f64> {
+    o.iter().zip(x).zip(s).map(|((o, x), s)| score(dtype, *o, *x, *s)).collect()
+}
+
+/// Informations of a row.
+pub fn informations(dtype: DType, x: &[f64], s: &[f64]) -> Vec<f64> {
+    x.iter().zip(s).map(|(x, s)| information(dtype, *x, *s)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use approx::assert_relative_eq;
+    use proptest::prelude::*;
+
+    const KINDS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
+
+    proptest! {
+        #[test]
+        fn bounded_odd_and_informative(
+            kind in 0usize..3, m in 1.01f64..1.99, e in -8i32..8, off in -3.0f64..3.0, log_s in -8.0f64..2.0,
+        ) {
+            let d = KINDS[kind];
+            let o = d.round(m * f64::powi(2.0, e));
+            let (lo, hi) = d.cell(o);
+            let s = libm::exp(log_s) * d.spacing(o);
+            let (centre, by) = ((lo + hi) / 2.0, off * d.spacing(o));
+            let (up, down) = (score(d, o, centre - by, s), score(d, o, centre + by, s));
+            prop_assert!(up.abs() <= 1.0 / s);
+            // Moved by the same amount to both sides; exact up to the rounding of centre ± by.
+            prop_assert!((up + down).abs() * s <= 1e-5);
+            // x below the cell's centre: the bits say that it should move up.
+            prop_assert!(up * by >= 0.0);
+            // Far inside a cell much wider than the noise it underflows.
+            let info = information(d, centre + by, s);
+            prop_assert!(info > 0.0 || (log_s <= -5.0 && info == 0.0));
+        }
+    }
+
+    #[test]
+    fn score_is_the_derivative_of_the_log_probability() {
+        let (d, o, s) = (DType::Bf16, 1.0078125, 0.002);
+        let (lo, hi) = d.cell(o);
+        let ln = |x: f64| ((1.0 / (1.0 + (-(hi - x) / s).exp())) - 1.0 / (1.0 + (-(lo - x) / s).exp())).ln();
+        for x in [1.002, 1.0078, 1.011] {
+            let h = 1e-6;
+            assert_relative_eq!(score(d, o, x, s), (ln(x + h) - ln(x - h)) / (2.0 * h), max_relative = 1e-6);
+        }
+    }
+
+    #[test]
+    fn information_is_the_variance_of_the_score() {
+        // All cells that matter summed up: the three nearest hold nearly everything at this scale.
+        let (d, x, s) = (DType::Bf16, 1.013, 0.0005);
+        let mut sum = 0.0;
+        let mut c = 0.9;
+        c = d.round(c);
+        while c < 1.2 {
+            let (lo, hi) = d.cell(c);
+            sum += (logistic((hi - x) / s) - logistic((lo - x) / s)) * score(d, c, x, s).powi(2);
+            c = d.above(c);
+        }
+        assert_relative_eq!(information(d, x, s), sum, max_relative = 1e-3);
+        // Noise far wider than a cell: a continuous logistic variable.
+        assert_relative_eq!(information(d, x, 1.0), 1.0 / 3.0, max_relative = 1e-12);
+    }
+
+    #[test]
+    fn scale_is_that_of_a_logistic_of_the_same_variance() {
+        // Variance of a logistic variable: s²π²/3.
+        let s = scale_of(3.0, 8.0 / 0.29 * 0.5, Fineness::Coarse);
+        assert_relative_eq!(s * s * PI * PI / 3.0, 25.0, max_relative = 1e-14);
+    }
+
+    #[test]
+    fn what_is_not_finite_says_nothing() {
+        assert_eq!(score(DType::Bf16, f64::NAN, 1.0, 0.1), 0.0);
+        assert_eq!(score(DType::Bf16, 1.0, f64::INFINITY, 0.1), 0.0);
+        assert_eq!(information(DType::Bf16, f64::NAN, 0.1), 0.0);
+        // An overflowed output still says "larger", boundedly.
+        assert_relative_eq!(score(DType::Bf16, f64::INFINITY, 1.0, 0.5), 2.0, max_relative = 1e-12);
+    }
+}
