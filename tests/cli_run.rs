@@ -427,3 +427,109 @@ fn reports_are_written_whole() {
     assert_eq!(left.len(), 1, "temporary files are gone");
     assert!(Path::new(&file).exists());
 }
+
+/// A two-dimensional float32 .npy file.
+fn npy(path: &Path, rows: usize, values: &[f32]) {
+    let header =
+        format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {}), }}", values.len() / rows);
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+    std::fs::write(path, bytes).unwrap();
+}
+
+fn refused(out: &Output, what: &str) {
+    let e = text(&out.stderr);
+    assert!(out.status.code() == Some(2) && e.contains(what), "{:?} {e}", out.status);
+    assert_eq!(e.lines().count(), 3, "what, where, what to do: {e}");
+}
+
+#[test]
+fn hidden_states_must_be_finite_in_the_dtype() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("hidden.npy");
+    let with = |value: f32, dtype| {
+        let mut values = vec![1.0; 2 * 256];
+        values[256 + 7] = value;
+        npy(&path, 2, &values);
+        run(GLM, &["--batch", "0+2", "--hidden", path.to_str().unwrap(), "--dtype", dtype])
+    };
+    refused(&with(f32::NAN, "bf16"), "NaN is not finite in bf16");
+    refused(&with(f32::INFINITY, "f32"), "inf is not finite in f32");
+    refused(&with(7e4, "f16"), "7e4 is not finite in f16");
+    assert_eq!(with(7e4, "bf16").status.code(), Some(0));
+}
+
+/// Below the smallest normal float32 an error is not relative to anything.
+#[test]
+fn underflow_is_no_fault() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("hidden.npy");
+    let values: Vec<f32> = (0..3 * 256).map(|i| ((i * 37 % 101) as f32 - 50.0) * 1e-41).collect();
+    npy(&path, 3, &values);
+    for dtype in ["bf16", "f16", "f32"] {
+        let out = run(GLM, &["--batch", "0+2,9+1", "--hidden", path.to_str().unwrap(), "--dtype", dtype]);
+        assert_eq!(out.status.code(), Some(0), "{dtype}: {}", text(&out.stdout));
+    }
+}
+
+/// NaN in the file is NaN in every correct engine: no fault of it, and no clean bill either.
+#[test]
+fn weights_that_are_not_numbers_give_no_verdict() {
+    let mut bytes = std::fs::read(fixture(GLM)).unwrap();
+    let model = mla_check::model::Model::open(&fixture(GLM)).unwrap();
+    let at = model.gguf().tensor("blk.0.attn_q_a_norm.weight").unwrap().offset as usize;
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("nan.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    for splits in ["1", "2"] {
+        let args = ["run", path.to_str().unwrap(), "--batch", "0+3,64+2,200+1", "--splits", splits];
+        let out = command(&args).output().unwrap();
+        let t = text(&out.stdout);
+        assert_eq!(out.status.code(), Some(3), "{t}");
+        assert!(t.contains("no verdict: not all could be compared"), "{t}");
+        assert!(t.contains("odd: g_q: 1 of 256 values are NaN or infinite"), "{t}");
+        assert!(t.contains("are NaN in engine and reference") && !t.contains("first bad"), "{t}");
+    }
+}
+
+#[test]
+fn a_verdict_outlives_its_readers() {
+    let path = fixture(GLM);
+    let faulty = ["run", path.to_str().unwrap(), "--batch", "0+2", "--fault", "k-element"];
+    let mut child = command(&faulty).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    // A report that can't be written: said, after the verdict.
+    let dir = tempfile::tempdir().unwrap();
+    let taken = dir.path().join("folder.json");
+    std::fs::create_dir(&taken).unwrap();
+    let out = run(GLM, &["--batch", "0+2", "-q", "--report", taken.to_str().unwrap()]);
+    refused(&out, "the report could not be written");
+    assert!(text(&out.stdout).contains("rounding"));
+}
+
+#[test]
+fn a_tensor_that_cannot_be_saved_is_no_broken_engine() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(dir.path().join("layer-0/q.engine.npy")).unwrap();
+    refused(
+        &run(GLM, &["--batch", "0+2", "--save", dir.path().to_str().unwrap()]),
+        "writing an array failed",
+    );
+}
+
+#[test]
+fn a_fault_that_changes_nothing_is_not_called_clean() {
+    for fault in ["output-gain=1", "w_uk-element=1e-9", "drop-token=5000"] {
+        let out = run(GLM, &["--batch", "0+2", "-q", "--fault", fault]);
+        assert!(text(&out.stdout).contains("the deliberate fault was not seen"), "{}", text(&out.stdout));
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_at_once() {
+    refused(&run(GLM, &["--accumulate", "mma", "--dtype", "f32"]), "16-bit operands");
+}

@@ -5,7 +5,8 @@ Tiles are visited in the contract's order; `m` is the running maximum, `p = exp(
 `p̂ = round(p)` to the declared dtype, `w = exp(m − M)` brings a tile to the final maximum M. Then
 `x = Σ p̂ w v / l`, `l = Σ p w` (or `Σ p̂ w`), `lse = M + ln l`. With [`Contract::exact`] this is plain softmax.
 
-A row that sees no key of the range has x = 0 and lse = −∞.
+A row that sees no key of the range has x = 0 and lse = −∞. One NaN among the scores that a row sees makes its
+x and lse NaN, as it does in every kernel.
 */
 
 use crate::contract::{Contract, RowSum};
@@ -62,13 +63,14 @@ pub fn attend(head: &Head, range: Range<usize>, contract: &Contract) -> Attended
     let cast = contract.softmax.p;
     for i in 0..rows {
         let last = s.row(i).iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        if last == f64::NEG_INFINITY {
+        let nan = s.row(i).iter().any(|v| v.is_nan());
+        if last == f64::NEG_INFINITY && !nan {
             continue;
         }
         let mut m = f64::NEG_INFINITY;
         for tile in &tiles {
             m = tile.clone().map(|t| s[[i, t]]).fold(m, f64::max);
-            if m == f64::NEG_INFINITY {
+            if m == f64::NEG_INFINITY && !nan {
                 continue;
             }
             let weight = libm::exp(m - last);
@@ -191,6 +193,27 @@ mod tests {
                 assert_relative_eq!(x, whole.x[[i, j]], max_relative = 1e-13);
             }
         }
+    }
+
+    /// `f64::max` ignores NaN, so a row or a tile of nothing else would pass for one that sees no key.
+    #[test]
+    fn a_score_that_is_not_a_number_is_never_lost() {
+        let (mut q, mut k, v) = data();
+        k[[1, 0]] = f64::NAN;
+        let attended = |q: &Array2<f64>, k: &Array2<f64>, tile| {
+            let head = Head { q: q.view(), k: strided(k), v: strided(&v), visible: &[1, 9], scale: 0.7 };
+            let mut c = Contract::exact();
+            c.softmax.tile = tile;
+            attend(&head, 0..9, &c)
+        };
+        for tile in [0, 1, 2] {
+            // The first row does not see key 1.
+            let got = attended(&q, &k, tile);
+            assert!(got.lse[0].is_finite() && got.lse[1].is_nan() && got.x.row(1).iter().all(|x| x.is_nan()));
+        }
+        q.row_mut(1).fill(f64::NAN);
+        let got = attended(&q, &k, 2);
+        assert!(got.lse[1].is_nan() && got.x.row(1).iter().all(|x| x.is_nan()));
     }
 
     #[test]

@@ -54,13 +54,16 @@ pub struct Draw<'a> {
 
 /// `--hidden` does not fit.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "the hidden states have shape {found:?}, the batch needs [{tokens}, {hidden}]\n  where: --hidden\n  do: give one row a new token of the batch, or change --batch"
-)]
-pub struct HiddenError {
-    found: (usize, usize),
-    tokens: usize,
-    hidden: usize,
+#[allow(missing_docs)]
+pub enum HiddenError {
+    #[error(
+        "the hidden states have shape {found:?}, the batch needs [{tokens}, {hidden}]\n  where: --hidden\n  do: give one row a new token of the batch, or change --batch"
+    )]
+    Shape { found: (usize, usize), tokens: usize, hidden: usize },
+    #[error(
+        "the hidden state {value:e} is not finite in {dtype}\n  where: --hidden, row {row}, column {column}\n  do: look for what went wrong before this layer, or pass a --dtype that holds the value"
+    )]
+    NotFinite { value: f64, dtype: DType, row: usize, column: usize },
 }
 
 /// A generator of one stream of numbers: SplitMix64 over a counter.
@@ -108,11 +111,16 @@ impl Draw<'_> {
         let g = self.spec.geometry;
         let hidden = match &self.hidden {
             Some(h) if h.dim() != (plan.tokens(), g.hidden) => {
-                return Err(HiddenError { found: h.dim(), tokens: plan.tokens(), hidden: g.hidden });
+                return Err(HiddenError::Shape { found: h.dim(), tokens: plan.tokens(), hidden: g.hidden });
             }
             Some(h) => h.clone(),
             None => self.draw_hidden(plan.tokens()),
         };
+        if let Some(((row, column), &value)) =
+            hidden.indexed_iter().find(|(_, v)| !self.dtype.round(**v).is_finite())
+        {
+            return Err(HiddenError::NotFinite { value, dtype: self.dtype, row, column });
+        }
         let hidden = hidden.mapv(|v| self.dtype.round(v));
         let mut given = Given { hidden, context: Vec::new() };
         let own = Own::new(&self, &plan, &given);

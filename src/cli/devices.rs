@@ -106,7 +106,7 @@ fn instruction_sets() -> Vec<&'static str> {
 }
 
 /// A figure of Linux's /proc/meminfo, in bytes.
-fn memory(name: &str) -> Option<u64> {
+pub(super) fn memory(name: &str) -> Option<u64> {
     let table = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = table.lines().find_map(|l| l.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

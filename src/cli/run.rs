@@ -1,17 +1,18 @@
 /*! `mla-check run`: load weights, run an engine, judge every tensor. */
 
-use super::layers;
 use super::out::{Failure, Output};
+use super::{devices, layers, text};
 use crate::case::{Batch, DEFAULT_BATCH};
 use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options};
-use crate::fault::Fault;
+use crate::engine::{EngineError, SinkError};
+use crate::fault::{Fault, NAMES};
 use crate::judge::Verdict;
 use crate::model::{Convention, Model, Reading};
 use crate::report::{LayerReport, ModelReport, Report, not_judged, terminal};
 use crate::trace::npy;
 use clap::{Args, ValueEnum};
 use mla_numeric::DType;
-use mla_reference::{Form, Regime};
+use mla_reference::{Form, Geometry, Regime};
 use std::path::PathBuf;
 
 /// Options of `run`.
@@ -73,7 +74,7 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = AttentionArg::Auto)]
     attention: AttentionArg,
     /// Alter one thing on purpose: NAME[=SIZE][@TENSOR]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", long_help = fault_help())]
     fault: Option<String>,
     /// Write every tensor of engine and reference as .npy, with a manifest
     #[arg(long, value_name = "DIR")]
@@ -82,11 +83,16 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE.json")]
     report: Vec<PathBuf>,
     /// Threads [default: all cores]; results do not depend on it
-    #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
     threads: Option<u16>,
     /// Exit codes for `git bisect run`: usage errors are 128, no verdict 125
     #[arg(long)]
     bisect: bool,
+}
+
+fn fault_help() -> String {
+    let names = NAMES.iter().map(|(name, what)| format!("\n- {name}: {what}"));
+    format!("Alter one thing on purpose: NAME[=SIZE][@TENSOR]\n\nNames:{}", names.collect::<String>())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -177,6 +183,7 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
         out.warn(&w.to_string());
     }
     attention(args, &model, &options.batch, out)?;
+    room(&model.geometry, &options)?;
     let layers = match &args.layer {
         Some(asked) => layers::choose(asked, &model, out)?,
         None => vec![*model.mla_layers().first().ok_or_else(|| {
@@ -212,17 +219,21 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
     report.verdict = worst(&report.layers);
     let exit = report.verdict.exit(args.bisect);
     report.exit = exit;
+    // Printed first: a full disk must not cost the verdict. A reader who left early (`| head`) does not change it.
+    let printed = if out.json() {
+        out.print_json(&report)
+    } else if out.quiet() {
+        out.print(&terminal::verdict_lines(&report))
+    } else {
+        out.print(&terminal::render(&report, out.width()))
+    };
     for path in &args.report {
         write_report(path, &report)?;
     }
-    if out.json() {
-        out.print_json(&report)?;
-    } else if out.quiet() {
-        out.print(&terminal::verdict_lines(&report))?;
-    } else {
-        out.print(&terminal::render(&report, out.width()))?;
+    match printed {
+        Err(Failure::ClosedPipe) | Ok(()) => Ok(exit),
+        Err(e) => Err(e),
     }
-    Ok(exit)
 }
 
 fn worst(layers: &[LayerReport]) -> Verdict {
@@ -231,6 +242,7 @@ fn worst(layers: &[LayerReport]) -> Verdict {
 
 fn failure(e: CheckError) -> Failure {
     match e {
+        CheckError::Engine(EngineError::Sink(SinkError::Write(e))) => Failure::Input(e),
         CheckError::Engine(e) => Failure::Broke(format!(
             "the engine gave up: {e}\n  where: engine cpu\n  do: report it with the command line"
         )),
@@ -257,6 +269,11 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         EngineArg::Cuda => return Err(gone("cuda")),
         EngineArg::Ptx => return Err(gone("ptx")),
     };
+    if args.accumulate == AccumulateKind::Mma && args.dtype == DtypeArg::F32 {
+        return Err(Failure::Input(
+            "a tensor core has 16-bit operands\n  where: --accumulate mma --dtype f32\n  do: pass --dtype bf16 or f16, or --accumulate rn".into(),
+        ));
+    }
     let batch: Batch = args.batch.parse().map_err(Failure::input)?;
     let fault = match &args.fault {
         None => None,
@@ -324,6 +341,28 @@ fn attention(args: &RunArgs, model: &Model, batch: &Batch, out: &mut Output) -> 
         ))),
         _ => Ok(()),
     }
+}
+
+/// Refuses a batch that can't fit: being killed after minutes says nothing to anybody. Counted is what surely
+/// stands in memory at once: drawn context rows in float64, and keys and values at engine and judge.
+fn room(g: &Geometry, o: &Options) -> Result<(), Failure> {
+    let Some(free) = devices::memory("MemAvailable:") else { return Ok(()) };
+    let (mut context, mut keys) = (0, 0);
+    for r in &o.batch.0 {
+        let times = if r.context > 0 { o.regimes.len() } else { 1 };
+        context += times * r.context;
+        keys += times * r.total();
+    }
+    let a_key = if o.forms.contains(&Form::Fused) { g.heads * (g.key() + g.value) } else { g.cache() };
+    let need = (context * g.cache() * 8 + 2 * keys * a_key * o.dtype.bytes()) as u64;
+    if need <= free {
+        return Ok(());
+    }
+    Err(Failure::Input(format!(
+        "the batch needs more than {} of memory, {} are free\n  where: --batch\n  do: ask for fewer or shorter requests, one --form or one --regime",
+        text::size(need),
+        text::size(free)
+    )))
 }
 
 fn check_report_path(path: &std::path::Path) -> Result<(), Failure> {

@@ -36,10 +36,16 @@ pub enum EngineError {
     Broke(String),
 }
 
-/// Why a sink could not take a tensor (writing a file failed, say).
+/// Why a sink could not take a tensor.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct SinkError(pub String);
+pub enum SinkError {
+    /// The engine delivered what nobody asked for.
+    #[error("{0}")]
+    Unasked(String),
+    /// Writing it down failed: what, where, what to do.
+    #[error("{0}")]
+    Write(String),
+}
 
 /// Takes what an engine computes.
 pub trait Sink {

@@ -11,14 +11,18 @@ All are *proven* for the declared contract: no statistics, no constant fitted to
 - **RoPE**: 3u(|a·cos| + |b·sin|): two products and a sum; a temperature factor adds its own rounding and
   that of the product.
 - **Attention**: with ε_t the bound of p_t's relative error
-  `ε_t = Δs_t + max Δs + 6u·max|s| + 2⁻²² + u` (Δs from the product bound; 6u·max|s|: products with
-  scale·log₂e and with the maximum, their difference; 2⁻²²: exp2),
-  `B_j = Σ_t (ε_t + n·unit) P_t |v_tj| + |x_j|(Σ_t ε_t P_t + 6u) + Σ_{t near a tie} ulp(p_t) w_t |v_tj| / l`.
+  `ε_t = Δs_t + max Δs + 6u·max|s| + (2⁻²² + u)(1 + r)` (Δs from the product bound; 6u·max|s|: products with
+  scale·log₂e and with the maximum, their differences, which telescope; 2⁻²²: exp2, once for p and once for
+  each of the r times that the running maximum grows and o and l are rescaled),
+  `B_j = Σ_t (ε_t + n·unit) P_t |v_tj| + |x_j|(Σ_t ε_t P_t + λ) + Σ_{t near a tie} ulp(p_t) w_t |v_tj| / l`,
+  λ = (tile + 2T/tile + 5)u: the row sum, in a tile and across tiles.
   Only a p within ε_t·p of the middle between two values of the cast's grid can be cast to the other one.
   n counts the roundings of P·V, three a tile for rescaling, six for the end.
-- **lse**: `max ε + (tile + 2T/tile + 5)u + 2u|lse|`: sums inside a tile, across tiles, the logarithm.
+- **lse**: `max ε + λ + 2u|lse|`: the row sum and the logarithm.
 - **Merge**: each weight W_s errs by at most `e = 2(4u(spread + 1) + 2⁻²² + (splits + 6)u)` of itself, so
   `B = (e + (splits + 2)u) Σ W|o|`; lse: `e + 3u|lse|`.
+- **Underflow**: below 2⁻¹²⁶ a float32 errs by up to 2⁻¹⁴⁹ whatever its size. Each rounding of a stage adds that,
+  and a p may be flushed to zero: 2⁻¹²⁶|v_tj|/l. Nothing of it shows where values are of usual size.
 */
 
 use mla_numeric::{DType, U};
@@ -29,6 +33,10 @@ use ndarray::Array2;
 
 /// exp2 of a GPU's special function unit: largest relative error 2^-22.7 measured; declared 2^-22.
 const EXP2: f64 = 1.0 / 4_194_304.0;
+/// Spacing of float32 below its smallest normal value.
+const TINY: f64 = f64::from_bits((1023 - 149) << 52);
+/// Smallest normal float32.
+const FLUSH: f64 = f32::MIN_POSITIVE as f64;
 
 /// |value before the final rounding − x| ≤ this, for every element of a chunk.
 pub fn bound(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: bool) -> Array2<f64> {
@@ -36,11 +44,15 @@ pub fn bound(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: b
         Terms::Copy => Array2::zeros(x.dim()),
         Terms::Product { len, size } => {
             let gamma = contract.accumulate.gamma(*len);
-            size.mapv(|s| gamma * s)
+            let tiny = contract.accumulate.roundings(*len) as f64 * TINY;
+            size.mapv(|s| gamma * s + tiny)
         }
         Terms::Norm { len, z, gamma } => {
             let rho = 0.5 * (*len as f64 / 128.0 + 8.0) * U + f64::powf(2.0, -22.4) + 4.0 * U;
             let mut b = x.mapv(|y| rho * y.abs());
+            for mut row in b.rows_mut() {
+                row.iter_mut().zip(*gamma).for_each(|(b, g)| *b += (g.abs() + 1.0) * TINY);
+            }
             if let Some(cast) = contract.norm_cast {
                 for ((i, j), b) in b.indexed_iter_mut() {
                     let z = z[[i, j]];
@@ -50,8 +62,8 @@ pub fn bound(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: b
             b
         }
         Terms::Rope { size, first } => {
-            let k = if temperature { 5.0 * U } else { 3.0 * U };
-            let mut b = size.mapv(|s| k * s);
+            let k = if temperature { 5.0 } else { 3.0 };
+            let mut b = size.mapv(|s| k * (U * s + TINY));
             b.slice_mut(ndarray::s![.., ..*first]).fill(0.0);
             b
         }
@@ -101,6 +113,8 @@ fn attention(contract: &Contract, a: &Attended, head: &Head, lse: bool) -> Array
     let tiles = n.div_ceil(tile);
     let pv = (contract.accumulate.roundings(n) + 3 * tiles + 6) as f64 * contract.accumulate.unit();
     let pv = if contract.accumulate == Accumulate::Exact { 0.0 } else { pv };
+    let sum = (tile as f64 + 2.0 * n as f64 / tile as f64 + 5.0) * U;
+    let tiny = (contract.accumulate.roundings(n) + 3 * tiles + 6) as f64 * TINY;
     let mut weights = Array2::zeros((rows, n));
     let mut of_x = vec![0.0; rows];
     let mut of_lse = vec![0.0; rows];
@@ -113,13 +127,14 @@ fn attention(contract: &Contract, a: &Attended, head: &Head, lse: bool) -> Array
         let ds = |t: usize| score * q * keys[t];
         let worst = seen.iter().map(|t| ds(*t)).fold(0.0, f64::max);
         let largest = seen.iter().map(|t| a.s[[i, *t]].abs()).fold(0.0, f64::max);
-        let common = worst + 6.0 * U * largest + EXP2 + U;
+        let rescaled = seen.windows(2).filter(|t| a.w[[i, t[0]]] != a.w[[i, t[1]]]).count();
+        let common = worst + 6.0 * U * largest + (EXP2 + U) * (1 + rescaled) as f64;
         let (mut moved, mut most) = (0.0, 0.0f64);
         for &t in &seen {
             let e = ds(t) + common;
             let p = a.p[[i, t]];
             let share = p * a.w[[i, t]] / a.l[i];
-            let mut w = (e + pv) * share;
+            let mut w = (e + pv) * share + FLUSH * a.w[[i, t]] / a.l[i];
             of_x[i] += e * share;
             most = most.max(e);
             if let Some(step) = soft.p.and_then(|d| near_tie(d, p, e * p)) {
@@ -129,8 +144,8 @@ fn attention(contract: &Contract, a: &Attended, head: &Head, lse: bool) -> Array
             }
             weights[[i, t]] = w;
         }
-        of_x[i] += 6.0 * U;
-        of_lse[i] = most + (tile as f64 + 2.0 * n as f64 / tile as f64 + 5.0) * U + 2.0 * U * a.lse[i].abs();
+        of_x[i] += sum;
+        of_lse[i] = most + sum + 2.0 * U * a.lse[i].abs();
         if soft.row_sum == RowSum::Rounded {
             of_x[i] += moved;
             of_lse[i] += moved;
@@ -144,7 +159,7 @@ fn attention(contract: &Contract, a: &Attended, head: &Head, lse: bool) -> Array
     let mut b = weigh(weights.view(), &strided(&v));
     for (i, mut row) in b.rows_mut().into_iter().enumerate() {
         for (j, b) in row.iter_mut().enumerate() {
-            *b += a.x[[i, j]].abs() * of_x[i];
+            *b += a.x[[i, j]].abs() * of_x[i] + tiny;
         }
     }
     b

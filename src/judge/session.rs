@@ -341,7 +341,7 @@ pub fn stored(contract: &Contract, stage: Stage) -> DType {
 impl Sink for Session<'_> {
     fn weight(&mut self, weight: Weight, rows: &dyn Rows) -> Result<(), SinkError> {
         let Some(file) = self.layer.weights.matrix(weight) else {
-            return Err(SinkError(format!("the layer has no {weight}")));
+            return Err(SinkError::Unasked(format!("the layer has no {weight}")));
         };
         self.take_weight(weight, file, rows, self.contract.weights);
         Ok(())
@@ -349,7 +349,7 @@ impl Sink for Session<'_> {
 
     fn norm(&mut self, weight: Weight, values: &[f64]) -> Result<(), SinkError> {
         let Some(file) = self.layer.weights.norm(weight) else {
-            return Err(SinkError(format!("the layer has no {weight}")));
+            return Err(SinkError::Unasked(format!("the layer has no {weight}")));
         };
         (self.progress)(weight.name());
         self.seen_weights.insert(weight);
@@ -379,7 +379,7 @@ impl Sink for Session<'_> {
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         (self.progress)(&id.to_string());
         let Some(at) = self.pending.iter().position(|p| *p == id) else {
-            return Err(SinkError(format!(
+            return Err(SinkError::Unasked(format!(
                 "the engine delivered {id}, which the table does not ask for, or twice"
             )));
         };

@@ -54,6 +54,8 @@ pub struct Tally {
     pub beyond: u64,
     /// Of these, elements finite on one side only.
     pub not_finite: u64,
+    /// Elements that are NaN on both sides: equal, but they say nothing.
+    pub nan: u64,
     /// Of the flips, the one with the largest share of its bound.
     pub worst: Option<Element>,
     bins: Vec<u64>,
@@ -67,6 +69,7 @@ impl Default for Tally {
             flips: 0,
             beyond: 0,
             not_finite: 0,
+            nan: 0,
             worst: None,
             bins: vec![0; BINS],
             sums: BTreeMap::new(),
@@ -116,7 +119,9 @@ impl Tally {
         self.sums.insert((row, first), sums);
         self.elements += x.len() as u64;
         for (j, (o, r)) in engine.iter().zip(&rounded).enumerate() {
-            if o != r && !(o.is_nan() && r.is_nan()) {
+            if o.is_nan() && r.is_nan() {
+                self.nan += 1;
+            } else if o != r {
                 self.flip(dtype, (row, first + j), *o, x[j], bound[j]);
             }
         }
@@ -160,6 +165,7 @@ impl Tally {
         self.flips += other.flips;
         self.beyond += other.beyond;
         self.not_finite += other.not_finite;
+        self.nan += other.nan;
         if let Some(w) = other.worst
             && self.worst.is_none_or(|mine| rank(&w) > rank(&mine))
         {

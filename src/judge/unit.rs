@@ -169,11 +169,21 @@ impl Unit {
         tally: Tally,
         name: impl Fn(usize) -> Option<RowName>,
     ) -> Unit {
+        // NaN on both sides agrees, but nothing was learned. Not so in the cache, where slots that nobody owns are
+        // NaN on purpose, and in weights, which are compared bit for bit.
+        let free = match which {
+            Which::Weight(_) => true,
+            Which::Tensor(id) => id.stage == Stage::Cache,
+        };
+        let nothing = tally.nan > 0 && !free;
         let verdict = match (tally.beyond, tally.flips) {
+            (0, _) if nothing => Verdict::NotCompared,
             (0, 0) => Verdict::Exact,
             (0, _) => Verdict::Rounding,
             _ => Verdict::Fault,
         };
+        let note = nothing
+            .then(|| format!("{} of {} elements are NaN in engine and reference", tally.nan, tally.elements));
         let cols: usize = row_width(&axes, &shape);
         let worst = tally.worst.map(|w| {
             let row = name(w.row);
@@ -194,7 +204,7 @@ impl Unit {
             shape,
             dtype: Some(dtype),
             verdict,
-            note: None,
+            note,
             elements: tally.elements,
             flips: tally.flips,
             beyond: tally.beyond,

@@ -36,6 +36,11 @@ fn paint(v: Verdict, text: &str) -> String {
     }
 }
 
+/// Whether anything was held against the reference (engine `reference` only shows digests).
+fn compared(l: &LayerReport) -> bool {
+    l.tensors.iter().any(|u| u.elements > 0)
+}
+
 fn verdict_line(report: &Report, l: &LayerReport) -> String {
     let mut line = String::new();
     if let Some(f) = &report.deliberate_fault {
@@ -43,7 +48,11 @@ fn verdict_line(report: &Report, l: &LayerReport) -> String {
     }
     let verdict = match (l.verdict, l.forms_agree) {
         (_, Some(d)) => format!("fused and absorbed agree to {d:.1e} of the largest value"),
+        (Verdict::Rounding | Verdict::Exact, None) if report.deliberate_fault.is_some() => {
+            format!("{}: the deliberate fault was not seen", l.verdict)
+        }
         (Verdict::Rounding | Verdict::Exact, None) => format!("{} (power not measured)", l.verdict),
+        (Verdict::NotCompared, None) if compared(l) => "no verdict: not all could be compared".into(),
         (Verdict::NotCompared, None) => "no verdict: nothing was compared".into(),
         (v, None) => v.to_string(),
     };
@@ -66,7 +75,7 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         let _ = writeln!(out, "  no tensor was compared: both sides must compute the same thing first\n");
         return;
     }
-    if !l.tensors.is_empty() && l.forms_agree.is_none() && l.verdict != Verdict::NotCompared {
+    if compared(l) {
         out.push('\n');
         picture(out, l, width);
     }
@@ -271,7 +280,7 @@ fn rows(units: &[Unit]) -> Vec<(Vec<&Unit>, String)> {
 fn table(out: &mut String, l: &LayerReport, width: usize) {
     let all_weights_exact =
         l.tensors.iter().filter(|u| matches!(u.which, Which::Weight(_))).all(|u| u.verdict == Verdict::Exact);
-    let digests_only = l.verdict == Verdict::NotCompared || l.forms_agree.is_some();
+    let digests_only = !compared(l);
     let (axes, checks) = (width >= 110, width >= 130);
     let head = |name: &str, phase: &str, axes_text: &str, rest: &str| {
         let mut line = format!("{name:<12} {phase:<8}");

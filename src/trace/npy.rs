@@ -113,6 +113,7 @@ pub fn read_matrix(path: &Path) -> Result<Array2<f64>, NpyError> {
     let descr = npy.dtype().descr();
     let values: Vec<f64> = match descr.trim_matches('\'').trim_start_matches(['<', '>', '=']) {
         "f8" => npy.into_vec::<f64>().map_err(io)?,
+        "f2" => npy.into_vec::<half::f16>().map_err(io)?.into_iter().map(f64::from).collect(),
         "f4" => npy.into_vec::<f32>().map_err(io)?.into_iter().map(f64::from).collect(),
         _ => return Err(bad(format!("the array has dtype {descr}"))),
     };

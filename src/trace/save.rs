@@ -77,7 +77,7 @@ impl Saver {
         let form = id.form.map(|f| f.name());
         let prefix = form.map(|f| format!("{f}.")).unwrap_or_default();
         let file = format!("{prefix}{}.{side}.npy", id.stage.name());
-        npy::write(&self.dir.join(&file), tensor).map_err(|e| SinkError(e.to_string()))?;
+        npy::write(&self.dir.join(&file), tensor).map_err(|e| SinkError::Write(e.to_string()))?;
         self.entries.push(Entry {
             tensor: id.stage.name(),
             form,
