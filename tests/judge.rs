@@ -429,10 +429,13 @@ fn odd_weights_are_noted() {
         let mut session = Session::new(layer, &case, &Form::ALL, engine().contract(), None, Box::new(|_| ()));
         engine().run(layer, &case, &Form::ALL, &mut session).unwrap();
         let (units, odd) = session.finish();
-        assert!(units.iter().all(clean), "{:?}", faults(&units));
+        assert!(faults(&units).is_empty(), "{:?}", faults(&units));
         assert_eq!(odd.len(), 3, "{odd:?}");
-        assert!(odd.iter().any(|o| o.contains("w_o: 1 values are NaN")), "{odd:?}");
-        assert!(odd.iter().any(|o| o.contains("w_o: 1 of 275 rows are zero")), "{odd:?}");
+        assert!(
+            odd.iter().any(|o| o.starts_with("w_o: 1 of ") && o.ends_with("values are NaN or infinite")),
+            "{odd:?}"
+        );
+        assert!(odd.iter().any(|o| o.starts_with("w_o: ") && o.ends_with("are zero throughout")), "{odd:?}");
         assert!(odd.iter().any(|o| o.contains("w_uv: head 1 ")), "{odd:?}");
     });
 }

@@ -31,14 +31,14 @@ impl Rows for Part<'_> {
 }
 
 /// Every value rounded to a dtype.
-pub struct Rounded<'a> {
+pub struct Rounded<R> {
     /// Exact values.
-    pub inner: &'a dyn Rows,
+    pub inner: R,
     /// The grid.
     pub dtype: DType,
 }
 
-impl Rows for Rounded<'_> {
+impl<R: Rows> Rows for Rounded<R> {
     fn rows(&self) -> usize {
         self.inner.rows()
     }
@@ -52,14 +52,14 @@ impl Rows for Rounded<'_> {
 }
 
 /// Some values replaced: (row, column) → value.
-pub struct Patched<'a> {
+pub struct Patched<R> {
     /// The rest.
-    pub inner: &'a dyn Rows,
+    pub inner: R,
     /// What is replaced.
     pub values: BTreeMap<(usize, usize), f64>,
 }
 
-impl Rows for Patched<'_> {
+impl<R: Rows> Rows for Patched<R> {
     fn rows(&self) -> usize {
         self.inner.rows()
     }

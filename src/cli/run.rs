@@ -3,12 +3,12 @@
 use super::out::{Failure, Output};
 use super::{devices, layers, text};
 use crate::case::{Batch, DEFAULT_BATCH};
-use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options};
+use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options, not_judged};
 use crate::engine::{EngineError, SinkError};
 use crate::fault::{Fault, NAMES};
 use crate::judge::Verdict;
 use crate::model::{Convention, Model, Reading};
-use crate::report::{LayerReport, ModelReport, Report, not_judged, terminal};
+use crate::report::{LayerReport, ModelReport, Report, terminal};
 use crate::trace::npy;
 use clap::{Args, ValueEnum};
 use mla_numeric::DType;
@@ -204,6 +204,7 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
         not_judged: not_judged(&options),
         command: command(),
     };
+    let mut broken = None;
     for (i, &layer) in layers.iter().enumerate() {
         let bar = out.progress(0);
         let prefix = if layers.len() > 1 {
@@ -214,7 +215,17 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
         let result =
             check::layer(&model, layer, &options, &|what| bar.set_message(format!("{prefix}{what}")));
         bar.finish_and_clear();
-        report.layers.push(result.map_err(failure)?);
+        match result {
+            Ok(layer) => report.layers.push(layer),
+            // What was judged before is not lost: it is printed, then the error.
+            Err(e) => {
+                broken = Some(failure(e));
+                break;
+            }
+        }
+    }
+    if let Some(e) = broken.take_if(|_| report.layers.is_empty()) {
+        return Err(e);
     }
     report.verdict = worst(&report.layers);
     let exit = report.verdict.exit(args.bisect);
@@ -230,9 +241,10 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
     for path in &args.report {
         write_report(path, &report)?;
     }
-    match printed {
-        Err(Failure::ClosedPipe) | Ok(()) => Ok(exit),
-        Err(e) => Err(e),
+    match (broken, printed) {
+        (Some(e), _) => Err(e),
+        (None, Err(Failure::ClosedPipe) | Ok(())) => Ok(exit),
+        (None, Err(e)) => Err(e),
     }
 }
 

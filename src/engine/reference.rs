@@ -10,30 +10,17 @@ use crate::case::Case;
 use crate::judge::{Unit, expected};
 use crate::model::Layer;
 use crate::trace::save::Saver;
+use crate::trace::store::Store;
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::product::Rows;
-use mla_reference::{Contract, Evaluator, Form, Scope, Source, Stage, Weight};
-use ndarray::Array2;
+use mla_reference::{Contract, Evaluator, Form, Stage, Weight};
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 /// The float64 reference as an engine.
 #[derive(Default)]
 pub struct ReferenceEngine;
-
-struct Computed<'a> {
-    tensors: &'a HashMap<TensorId, Tensor>,
-    form: Option<Form>,
-}
-
-impl Source for Computed<'_> {
-    fn block(&self, stage: Stage, rows: Range<usize>, cols: Range<usize>) -> Array2<f64> {
-        let id = TensorId { stage, form: self.form.filter(|_| stage.row().scope != Scope::Shared) };
-        self.tensors.get(&id).map(|t| t.block(rows, cols)).unwrap_or_default()
-    }
-}
 
 impl Engine for ReferenceEngine {
     fn describe(&self) -> Description {
@@ -63,7 +50,7 @@ impl Engine for ReferenceEngine {
             }
         }
         let contract = Contract { splits: case.plan.splits, ..Contract::exact() };
-        let mut tensors: HashMap<TensorId, Tensor> = HashMap::new();
+        let mut tensors = Store::default();
         let order = expected(&layer.spec, case, forms);
         for (i, &id) in order.iter().enumerate() {
             let out = Mutex::new(Tensor::zeros(id, &case.plan, g, DType::F64));
@@ -72,7 +59,7 @@ impl Engine for ReferenceEngine {
                 let mut t = out.lock().unwrap_or_else(PoisonError::into_inner);
                 t.bytes.iter_mut().for_each(|b| *b = 0xff);
             }
-            let source = Computed { tensors: &tensors, form: id.form };
+            let source = tensors.view(id.form);
             Evaluator {
                 spec: &layer.spec,
                 plan: &case.plan,
@@ -92,14 +79,8 @@ impl Engine for ReferenceEngine {
             });
             let mut tensor = out.into_inner().unwrap_or_else(PoisonError::into_inner);
             sink.tensor(id, &mut tensor)?;
-            tensors.insert(id, tensor);
-            let later = &order[i + 1..];
-            tensors.retain(|id, _| {
-                later.iter().any(|p| {
-                    let reads = |split| p.stage.inputs(g, p.form, split).contains(&id.stage);
-                    (reads(false) || reads(true)) && (id.form.is_none() || id.form == p.form)
-                })
-            });
+            tensors.keep(id, tensor);
+            tensors.release(&order[i + 1..], g);
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ const DRAWS: usize = 100_000;
 /// A layer's weights with one element altered.
 pub struct FaultyWeights<'a> {
     inner: &'a dyn Weights,
-    matrix: Option<(Weight, Patched<'a>)>,
+    matrix: Option<(Weight, Patched<&'a dyn Rows>)>,
     norm: Option<(Weight, Vec<f64>)>,
 }
 
@@ -118,6 +118,15 @@ impl<'a> Alter<'a> {
                 | Kind::NoRescale
         );
         let name = self.fault.stage.map_or("tensor", Stage::name);
+        if let Kind::SwapHeads(a, b) = self.fault.kind
+            && a.max(b) >= self.spec.geometry.heads
+        {
+            return Err(FaultError::Nowhere(
+                format!("head {} does not exist", a.max(b)),
+                self.fault.text.clone(),
+                format!("choose heads below {}", self.spec.geometry.heads),
+            ));
+        }
         if tensor_fault && self.hits == 0 {
             return Err(FaultError::Nowhere(
                 format!("no {name} was computed in this run, so nothing was altered"),

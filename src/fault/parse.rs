@@ -73,6 +73,9 @@ impl Fault {
         };
         let mut fault = Fault { text: text.to_string(), kind: Kind::MergeBase, stage, size: 0.25, seed };
         if let Some(target) = name.strip_suffix("-element") {
+            if tensor.is_some() {
+                return Err(bad("the tensor is part of this name".into()));
+            }
             if value.is_some() {
                 fault.size = number()?;
             }
@@ -93,6 +96,15 @@ impl Fault {
         }
         if let Some((_, what)) = LATER.iter().find(|(n, _)| *n == name) {
             return Err(FaultError::Later(name.to_string(), what));
+        }
+        let alone =
+            matches!(name, "softmax-scale" | "drop-token" | "merge-base" | "no-rescale" | "phantom-output");
+        if alone && tensor.is_some() {
+            return Err(bad(format!("{name} takes no tensor")));
+        }
+        let normed = [None, Some(Stage::AttnIn), Some(Stage::QANormed), Some(Stage::KvCNormed)];
+        if name == "eps" && !normed.contains(&stage) {
+            return Err(bad("only attn_in, q_a_normed and kv_c_normed have an eps".into()));
         }
         let attention = Some(stage.unwrap_or(Stage::AttnOut));
         (fault.kind, fault.stage) = match name {
@@ -161,6 +173,9 @@ mod tests {
             "swap-heads=1",
             "drop-token=-1",
             "rope-offset=1@v",
+            "softmax-scale=2@out",
+            "eps=2@out",
+            "k-element@v",
             "shard-zero",
         ] {
             assert!(Fault::parse(t, 0).is_err(), "{t}");

@@ -240,13 +240,13 @@ mod tests {
         (b(false), b(true))
     }
 
-    /// One key, s = 0.5, v = 2: one product is 2 roundings; P·V 2 + 3 for a tile + 6.
+    /// One key, s = 0.5, v = 2: one product is 2 roundings; P·V 2 + 3 for a tile + 6; the row sum 1 + 2 + 5.
     #[test]
     fn attention_over_one_key() {
         let ds = 0.5 * (2.0 * U / (1.0 - 2.0 * U) + 2.0 * f64::powi(2.0, -53));
         let e = 2.0 * ds + 6.0 * U * 0.5 + EXP2 + U;
         let (o, lse) = attended(&contract(), array![[0.5]], array![[2.0]]);
-        near(o, 2.0 * (e + 11.0 * U) + 2.0 * (e + 6.0 * U));
+        near(o, 2.0 * (e + 11.0 * U) + 2.0 * (e + 8.0 * U));
         near(lse, e + 8.0 * U + 2.0 * U * 0.5);
     }
 

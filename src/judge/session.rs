@@ -13,15 +13,15 @@ use super::weights;
 use crate::case::Case;
 use crate::engine::{Sink, SinkError};
 use crate::model::Layer;
+use crate::trace::store::Store;
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::product::{Dense, Rows};
-use mla_reference::rows::Rounded;
-use mla_reference::{Chunk, Contract, Evaluator, Form, Phase, Scope, Source, Spec, Stage, Weight, Weights};
-use ndarray::{Array2, Axis};
+use mla_reference::rows::{Patched, Rounded};
+use mla_reference::{Chunk, Contract, Evaluator, Form, Phase, Scope, Spec, Stage, Terms, Weight, Weights};
+use ndarray::Axis;
 use rayon::prelude::*;
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ops::Range;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
 /// Rows that one thread compares at a time.
@@ -39,7 +39,7 @@ pub struct Session<'a> {
     case: &'a Case,
     contract: Contract,
     pending: Vec<TensorId>,
-    tensors: HashMap<TensorId, Tensor>,
+    tensors: Store,
     held: Held<'a>,
     units: Vec<Unit>,
     odd: Vec<String>,
@@ -62,41 +62,6 @@ impl Weights for Held<'_> {
     }
     fn norm(&self, weight: Weight) -> Option<&[f64]> {
         self.norms.iter().find(|(w, _)| *w == weight).map(|(_, v)| v.as_slice())
-    }
-}
-
-/// A patched and rounded weight that owns what it wraps.
-struct HeldRows<'a> {
-    file: &'a dyn Rows,
-    dtype: DType,
-    patches: BTreeMap<(usize, usize), f64>,
-}
-
-impl Rows for HeldRows<'_> {
-    fn rows(&self) -> usize {
-        self.file.rows()
-    }
-    fn cols(&self) -> usize {
-        self.file.cols()
-    }
-    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
-        Rounded { inner: self.file, dtype: self.dtype }.decode(row, k0, out);
-        for ((_, col), v) in self.patches.range((row, k0)..(row, k0 + out.len())) {
-            out[col - k0] = *v;
-        }
-    }
-}
-
-/// Inputs as the engine recorded them.
-struct Recorded<'a> {
-    tensors: &'a HashMap<TensorId, Tensor>,
-    form: Option<Form>,
-}
-
-impl Source for Recorded<'_> {
-    fn block(&self, stage: Stage, rows: Range<usize>, cols: Range<usize>) -> Array2<f64> {
-        let id = TensorId { stage, form: self.form.filter(|_| stage.row().scope != Scope::Shared) };
-        self.tensors.get(&id).map(|t| t.block(rows, cols)).unwrap_or_default()
     }
 }
 
@@ -130,7 +95,7 @@ impl<'a> Session<'a> {
             case,
             contract,
             pending,
-            tensors: HashMap::new(),
+            tensors: Store::default(),
             held: Held { matrices: Vec::new(), norms: Vec::new(), another: HashSet::new() },
             units: Vec::new(),
             odd: Vec::new(),
@@ -195,7 +160,10 @@ impl<'a> Session<'a> {
             }
             self.held.norms.push((weight, values));
         } else {
-            self.held.matrices.push((weight, Box::new(HeldRows { file, dtype, patches: c.patches })));
+            self.held.matrices.push((
+                weight,
+                Box::new(Patched { inner: Rounded { inner: file, dtype }, values: c.patches }),
+            ));
         }
     }
 
@@ -228,10 +196,11 @@ impl<'a> Session<'a> {
         }
         let split = self.case.plan.splits > 1 && self.case.plan.decode_rows() > 0;
         let needs = |split| id.stage.inputs(g, id.form, split);
-        let lacking = needs(false).iter().chain(if split { needs(true) } else { &[] }).find(|s| {
-            let input = TensorId { stage: **s, form: id.form.filter(|_| s.row().scope != Scope::Shared) };
-            !self.tensors.contains_key(&input) && self.case.plan.has(**s)
-        });
+        let inputs = self.tensors.view(id.form);
+        let lacking = needs(false)
+            .iter()
+            .chain(if split { needs(true) } else { &[] })
+            .find(|s| inputs.get(**s).is_none() && self.case.plan.has(**s));
         if let Some(s) = lacking {
             let note = format!("its input {s} is not there");
             self.units.push(Unit::without_data(which, None, Verdict::NotCompared, &note));
@@ -257,6 +226,7 @@ impl<'a> Session<'a> {
         let visit = |c: Chunk| {
             let b = bound(&self.contract, &c.terms, &c.x, temperature);
             let (x, b) = (c.x.as_standard_layout(), b.as_standard_layout());
+            let copy = matches!(c.terms, Terms::Copy);
             let width = c.cols.len();
             let rows: Vec<_> =
                 x.axis_chunks_iter(Axis(0), ROWS).zip(b.axis_chunks_iter(Axis(0), ROWS)).collect();
@@ -268,7 +238,13 @@ impl<'a> Session<'a> {
                     tensor.read(row, c.cols.clone(), &mut o);
                     if let (Some(x), Some(b)) = (x.as_slice(), b.as_slice()) {
                         let at = (row, c.cols.start, tensor.cols);
-                        mine.entry(phase_of[row]).or_default().row(tensor.dtype, at, &o, x, b);
+                        mine.entry(phase_of[row]).or_default().row(
+                            tensor.dtype,
+                            at,
+                            &o,
+                            x,
+                            (!copy).then_some(b),
+                        );
                         if let Some(r) = &reference {
                             r.lock().unwrap_or_else(PoisonError::into_inner).write(row, c.cols.start, x);
                         }
@@ -280,7 +256,7 @@ impl<'a> Session<'a> {
                 }
             });
         };
-        let source = Recorded { tensors: &self.tensors, form: id.form };
+        let source = self.tensors.view(id.form);
         Evaluator {
             spec: &self.layer.spec,
             plan: &self.case.plan,
@@ -315,18 +291,6 @@ impl<'a> Session<'a> {
             recorder.record(id, tensor, &r.into_inner().unwrap_or_else(PoisonError::into_inner))?;
         }
         Ok(())
-    }
-
-    /// Drops tensors that no pending one reads.
-    fn release(&mut self) {
-        let g = &self.layer.spec.geometry;
-        let pending = &self.pending;
-        self.tensors.retain(|id, _| {
-            pending.iter().any(|p| {
-                let reads = |split| p.stage.inputs(g, p.form, split).contains(&id.stage);
-                (reads(false) || reads(true)) && (id.form.is_none() || id.form == p.form)
-            })
-        });
     }
 }
 
@@ -389,9 +353,9 @@ impl Sink for Session<'_> {
             self.units.push(Unit::without_data(unit::Which::Tensor(id), None, Verdict::Fault, &note));
         } else {
             self.judge(id, tensor)?;
-            self.tensors.insert(id, tensor.clone());
+            self.tensors.keep(id, tensor.clone());
         }
-        self.release();
+        self.tensors.release(&self.pending, &self.layer.spec.geometry);
         Ok(false)
     }
 }

@@ -95,14 +95,15 @@ pub fn checksum_weight(index: u64) -> f64 {
 }
 
 impl Tally {
-    /// Counts a row of a chunk: engine values, reference, bound. `width`: columns of the whole tensor.
+    /// Counts a row of a chunk: engine values, reference, bound. `width`: columns of the whole tensor. `None` in place
+    /// of the bound: a copy, whose bits must be equal, the sign of a zero included.
     pub fn row(
         &mut self,
         dtype: DType,
         (row, first, width): (usize, usize, usize),
         engine: &[f64],
         x: &[f64],
-        bound: &[f64],
+        bound: Option<&[f64]>,
     ) {
         let mut rounded = x.to_vec();
         dtype.round_slice(&mut rounded);
@@ -121,10 +122,11 @@ impl Tally {
         for (j, (o, r)) in engine.iter().zip(&rounded).enumerate() {
             if o.is_nan() && r.is_nan() {
                 self.nan += 1;
-            } else if o != r {
-                self.flip(dtype, (row, first + j), *o, x[j], bound[j]);
+            } else if o != r || bound.is_none() && o.to_bits() != r.to_bits() {
+                self.flip(dtype, (row, first + j), *o, x[j], bound.map(|b| b[j]));
             }
         }
+        let Some(bound) = bound else { return };
         let from = (SAMPLE - index % SAMPLE) % SAMPLE;
         for j in (from..x.len()).step_by(SAMPLE) {
             let total = bound[j] + dtype.spacing(x[j].abs() + bound[j]) / 2.0;
@@ -135,9 +137,10 @@ impl Tally {
     }
 
     /// Counts an element that is not the rounded reference.
-    fn flip(&mut self, dtype: DType, at: (usize, usize), o: f64, x: f64, b: f64) {
+    fn flip(&mut self, dtype: DType, at: (usize, usize), o: f64, x: f64, bound: Option<f64>) {
         self.flips += 1;
-        let inside = dtype.round(x - b) <= o && o <= dtype.round(x + b);
+        let b = bound.unwrap_or(0.0);
+        let inside = bound.is_some() && dtype.round(x - b) <= o && o <= dtype.round(x + b);
         let total = b + dtype.spacing(x.abs() + b) / 2.0;
         let (mut ulps, mut share) = ((o - x).abs() / dtype.spacing(x), (o - x).abs() / total);
         if inside {
@@ -227,7 +230,7 @@ mod tests {
 
     fn one(dtype: DType, o: f64, x: f64, b: f64) -> Tally {
         let mut t = Tally::default();
-        t.row(dtype, (0, 0, 1), &[o], &[x], &[b]);
+        t.row(dtype, (0, 0, 1), &[o], &[x], Some(&[b]));
         t
     }
 
@@ -259,11 +262,20 @@ mod tests {
         assert_eq!(one(DType::Bf16, 0.0, f64::NAN, 0.0).beyond, 1);
     }
 
+    /// Rounding may lose the sign of a zero; a copy may not.
+    #[test]
+    fn the_sign_of_a_zero_counts_in_copies_only() {
+        assert_eq!(one(DType::Bf16, -0.0, 0.0, 0.0).beyond, 0);
+        let mut copy = Tally::default();
+        copy.row(DType::Bf16, (0, 0, 3), &[-0.0, 0.0, 1.0], &[0.0, 0.0, 1.0], None);
+        assert_eq!((copy.flips, copy.beyond), (1, 1));
+    }
+
     #[test]
     fn checksum_sees_order_where_the_norm_does_not() {
         let digest = |v: [f64; 3]| {
             let mut t = Tally::default();
-            t.row(DType::F64, (0, 0, 3), &v, &v, &[0.0; 3]);
+            t.row(DType::F64, (0, 0, 3), &v, &v, None);
             t.digests().0
         };
         let (a, b) = (digest([1.0, 2.0, 3.0]), digest([3.0, 2.0, 1.0]));

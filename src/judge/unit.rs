@@ -220,14 +220,13 @@ impl Unit {
     /// A tensor of the reference itself: digests, nothing compared.
     pub fn digest(id: TensorId, tensor: &Tensor) -> Unit {
         let mut tally = Tally::default();
-        let zeros = vec![0.0; tensor.cols];
         let chunks: Vec<Tally> = row_chunks(tensor.rows, 64)
             .into_par_iter()
             .map(|rows| {
                 let (mut tally, mut row) = (Tally::default(), vec![0.0; tensor.cols]);
                 for r in rows {
                     tensor.read(r, 0..tensor.cols, &mut row);
-                    tally.row(tensor.dtype, (r, 0, tensor.cols), &row, &row, &zeros);
+                    tally.row(tensor.dtype, (r, 0, tensor.cols), &row, &row, None);
                 }
                 tally
             })

@@ -90,7 +90,7 @@ fn piece(
     dtype: DType,
 ) -> Piece {
     let mut p = Piece::default();
-    let (mut want, mut got, zeros) = (vec![0.0; cols], vec![0.0; cols], vec![0.0; cols]);
+    let (mut want, mut got) = (vec![0.0; cols], vec![0.0; cols]);
     for r in range {
         file.decode(r, 0, &mut want);
         let square: f64 = want.iter().map(|v| v * v).sum();
@@ -98,7 +98,7 @@ fn piece(
         p.not_finite += want.iter().filter(|v| !v.is_finite()).count();
         p.zero_blocks += want.chunks(BLOCK).filter(|b| b.iter().all(|v| *v == 0.0)).count();
         engine.decode(r, 0, &mut got);
-        p.tally.row(dtype, (r, 0, cols), &got, &want, &zeros);
+        p.tally.row(dtype, (r, 0, cols), &got, &want, None);
         for (c, (o, x)) in got.iter().zip(&want).enumerate() {
             if o.to_bits() != dtype.round(*x).to_bits() && !(o.is_nan() && x.is_nan()) {
                 p.patches.push(((r, c), *o));

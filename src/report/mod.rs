@@ -7,8 +7,6 @@ The report: one serde struct, and its renderers.
 
 pub mod terminal;
 
-use crate::case::Case;
-use crate::check::{EngineKind, Options};
 use crate::engine::Description;
 use crate::judge::{ScalarDifference, Unit, Verdict};
 use crate::model::{Layout, Model, Stored};
@@ -96,23 +94,6 @@ pub struct CaseReport {
     pub notes: Vec<String>,
 }
 
-impl CaseReport {
-    /// Of a drawn case.
-    pub fn new(case: &Case, options: &Options) -> CaseReport {
-        CaseReport {
-            batch: case.batch.to_string(),
-            regimes: case.regimes.iter().map(|r| r.name()).collect(),
-            sequences: case.plan.sequences.iter().map(|s| (s.request, s.regime.name())).collect(),
-            dtype: if options.engine == EngineKind::Reference { "f64" } else { options.dtype.name() },
-            seed: options.seed,
-            page_size: case.plan.page_size,
-            splits: case.plan.splits,
-            hidden: if options.hidden.is_some() { "given" } else { "drawn" },
-            notes: case.notes.clone(),
-        }
-    }
-}
-
 /// One layer.
 #[derive(Debug, Serialize)]
 pub struct LayerReport {
@@ -142,32 +123,4 @@ pub struct LayerReport {
     pub forms_agree: Option<f64>,
     /// Wall time.
     pub seconds: f64,
-}
-
-/// What no run of an engine of ours says anything about.
-pub fn not_judged(options: &Options) -> Vec<String> {
-    let mut all = vec![
-        "whether the file's weights are the right ones: `inspect` shows headers and shapes only".to_string(),
-        "what a serving engine computes from this file".to_string(),
-        "anything outside attention: router, experts, norms after attention, sampling, chat template"
-            .to_string(),
-    ];
-    match options.engine {
-        EngineKind::Cpu => {
-            all.push("GPU kernels: engine cpu emulates a kernel's arithmetic, it runs none".to_string())
-        }
-        EngineKind::Reference => {
-            all.push(
-                "any engine: the float64 reference was computed, nothing was held against it".to_string(),
-            );
-        }
-    }
-    if options.engine != EngineKind::Reference {
-        all.push("how small a fault would have been seen: power is not measured by this version".to_string());
-    }
-    if options.forms.len() < 2 {
-        let other = if options.forms.contains(&mla_reference::Form::Fused) { "absorbed" } else { "fused" };
-        all.push(format!("the {other} form"));
-    }
-    all
 }

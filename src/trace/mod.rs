@@ -8,6 +8,7 @@ stage functions and the judge read.
 
 pub mod npy;
 pub mod save;
+pub mod store;
 
 use mla_numeric::DType;
 use mla_reference::{Axis, Form, Plan, Stage};

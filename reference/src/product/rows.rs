@@ -19,6 +19,18 @@ pub trait Rows: Sync {
     fn decode(&self, row: usize, k0: usize, out: &mut [f64]);
 }
 
+impl<R: Rows + ?Sized> Rows for &R {
+    fn rows(&self) -> usize {
+        (**self).rows()
+    }
+    fn cols(&self) -> usize {
+        (**self).cols()
+    }
+    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
+        (**self).decode(row, k0, out);
+    }
+}
+
 /// A matrix of ggml blocks, whole ones in each row.
 pub struct Blocks<'a> {
     decoder: &'static Decoder,

@@ -8,8 +8,8 @@ rows of tokens are taken [`TOKENS`] at a time and turned so that tokens stand in
 
 use super::sum::{LANES, Lane, Sum};
 use crate::trace::Tensor;
-use mla_numeric::DType;
 use mla_reference::product::Rows;
+use mla_reference::rows::Rounded;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -23,25 +23,7 @@ const BLOCK: usize = 512;
 const DECODED: usize = 256;
 
 /// A weight as the engine holds it: exact values rounded once to its dtype.
-pub struct Held<'a> {
-    /// Exact values.
-    pub exact: &'a dyn Rows,
-    /// Dtype of the engine's weights.
-    pub dtype: DType,
-}
-
-impl Rows for Held<'_> {
-    fn rows(&self) -> usize {
-        self.exact.rows()
-    }
-    fn cols(&self) -> usize {
-        self.exact.cols()
-    }
-    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
-        self.exact.decode(row, k0, out);
-        self.dtype.round_slice(out);
-    }
-}
+pub type Held<'a> = Rounded<&'a dyn Rows>;
 
 /// Rows of a right operand in float32.
 pub trait Operand: Sync {

@@ -123,7 +123,7 @@ impl<'a> Run<'a> {
     }
 
     fn held(&self, w: Weight) -> Option<Held<'a>> {
-        Some(Held { exact: self.layer.weights.matrix(w)?, dtype: self.engine.dtype })
+        Some(Held { inner: self.layer.weights.matrix(w)?, dtype: self.engine.dtype })
     }
 
     fn norm_weight(&self, w: Weight) -> Vec<f32> {
@@ -215,7 +215,7 @@ impl<'a> Run<'a> {
     fn product(&self, id: TensorId, input: &Tensor, cols: Range<usize>, weight: Weight) -> Tensor {
         let mut out = self.zeros(id);
         if let Some(w) = self.held(weight) {
-            project(self.sum, input, cols, &Part { rows: 0..w.exact.rows(), weight: &w }, &mut out, 0);
+            project(self.sum, input, cols, &Part { rows: 0..w.inner.rows(), weight: &w }, &mut out, 0);
         }
         out
     }
@@ -224,7 +224,7 @@ impl<'a> Run<'a> {
     fn product_by_head(&self, id: TensorId, input: &Tensor, stride: usize, weight: Weight) -> Tensor {
         let mut out = self.zeros(id);
         if let Some(w) = self.held(weight) {
-            let rows = w.exact.rows() / self.geometry().heads;
+            let rows = w.inner.rows() / self.geometry().heads;
             for h in 0..self.geometry().heads {
                 let part = Part { weight: &w, rows: h * rows..(h + 1) * rows };
                 let cols = h * stride..h * stride + part.cols();
@@ -329,7 +329,7 @@ impl<'a> Run<'a> {
     fn values(&self, cache: &Tensor) -> Tensor {
         let mut v = self.zeros(TensorId::of(Stage::V, Form::Fused));
         if let Some(w) = self.held(Weight::WUv) {
-            let w = Part { rows: 0..w.exact.rows(), weight: &w };
+            let w = Part { rows: 0..w.inner.rows(), weight: &w };
             for (i, rows) in self.slots().chunks(TOKENS).enumerate() {
                 let latent = Panels::gather(cache, rows, 0..self.geometry().latent);
                 latent.multiply(self.sum, &w, &mut v, i * TOKENS, 0);
