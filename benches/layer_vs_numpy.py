@@ -5,7 +5,8 @@ usage: mla-check synth --preset glm-5 /tmp/glm5.gguf
 
 The two take turns, five times; each line has wall and CPU seconds of both and their ratios. numpy multiplies ready
 float64 matrices and does nothing else; mla-check reads the file, decodes the weights, draws the case, runs both forms
-and both regimes, attention included.
+and both regimes, attention included. The products alone, from stored blocks:
+`cargo bench -p mla-reference --bench product -- glm5_run`.
 """
 import os
 import resource

@@ -82,11 +82,26 @@ impl DType {
 
     /// Values rounded to this format, as they are stored: little-endian, [`bytes`](DType::bytes) each.
     pub fn encode(self, xs: &[f64]) -> Vec<u8> {
-        let mut out = Vec::with_capacity(xs.len() * self.bytes());
-        for &x in xs {
-            out.extend_from_slice(&self.to_bits(x).to_le_bytes()[..self.bytes()]);
-        }
+        let mut out = vec![0; xs.len() * self.bytes()];
+        self.encode_into(xs, &mut out);
         out
+    }
+
+    /// The same into a place that is there. Stops at the end of the shorter of `xs` and `out`.
+    #[inline(always)]
+    pub fn encode_into(self, xs: &[f64], out: &mut [u8]) {
+        macro_rules! each {
+            ($($d:ident $n:literal $word:ty;)*) => {
+                match self {
+                    $(DType::$d => {
+                        for (x, o) in xs.iter().zip(out.as_chunks_mut::<$n>().0) {
+                            *o = (DType::$d.to_bits(*x) as $word).to_le_bytes();
+                        }
+                    })*
+                }
+            };
+        }
+        each! { Bf16 2 u16; F16 2 u16; F32 4 u32; F64 8 u64; Tf32 4 u32; E4m3 1 u8; E2m1 1 u8; }
     }
 
     /// The stored values, exactly. Stops at the end of the shorter of `bytes` and `out`.

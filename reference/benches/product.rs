@@ -85,30 +85,54 @@ shapes! {
     k16384_m6144 16384 6144;
 }
 
-/// All products of one layer for 65 tokens: W_QA, W_QB, W_KVA, then by head W_UK (192 columns: Q5_0) and W_UV, W_O.
-#[divan::bench(sample_count = 5, sample_size = 1)]
-fn glm5_layer(bencher: Bencher) {
-    const TOKENS: usize = 65;
-    use GgmlType::{Q4_K, Q5_0};
-    // (type, K, M, times)
-    let shapes = [
-        (Q4_K, 6144, 2048, 1),
-        (Q4_K, 2048, 64 * 256, 1),
-        (Q4_K, 6144, 576, 1),
-        (Q5_0, 192, 512, 64),
-        (Q4_K, 512, 256, 64),
-        (Q4_K, 64 * 256, 6144, 1),
-    ];
-    let flops: usize = shapes.iter().map(|(_, k, m, n)| 2 * TOKENS * k * m * n).sum();
-    let x = reals(TOKENS * 64 * 256);
-    let bytes = shapes.map(|(ty, k, m, n)| blocks(ty, k * m * n));
-    let mut c = vec![0.0; TOKENS * 64 * 256];
+/// (type, K, M, rows of X, times)
+type Product = (GgmlType, usize, usize, usize, usize);
+
+fn products(bencher: Bencher, shapes: &[Product]) {
+    let flops: usize = shapes.iter().map(|(_, k, m, t, n)| 2 * t * k * m * n).sum();
+    let x = reals(shapes.iter().map(|s| s.1 * s.3).max().unwrap());
+    let bytes: Vec<Vec<u8>> = shapes.iter().map(|(ty, k, m, _, n)| blocks(*ty, k * m * n)).collect();
+    let mut c = vec![0.0; shapes.iter().map(|s| s.2 * s.3).max().unwrap()];
     bencher.counter(ItemsCount::new(flops)).bench_local(|| {
-        for ((ty, k, m, n), bytes) in shapes.iter().zip(&bytes) {
+        for ((ty, k, m, t, n), bytes) in shapes.iter().zip(&bytes) {
             for head in bytes.chunks(bytes.len() / n) {
                 let w = Blocks::new(*ty, head, *k).unwrap();
-                product(&x[..TOKENS * k], TOKENS, &w, &mut c[..TOKENS * m]);
+                product(&x[..t * k], *t, &w, &mut c[..t * m]);
             }
         }
     });
+}
+
+use GgmlType::{Q4_K, Q5_0};
+
+/// All products of one layer for 65 tokens: W_QA, W_QB, W_KVA, then by head W_UK (192 columns: Q5_0) and W_UV, W_O.
+#[divan::bench(sample_count = 5, sample_size = 1)]
+fn glm5_layer(bencher: Bencher) {
+    let shapes = [
+        (Q4_K, 6144, 2048, 65, 1),
+        (Q4_K, 2048, 64 * 256, 65, 1),
+        (Q4_K, 6144, 576, 65, 1),
+        (Q5_0, 192, 512, 65, 64),
+        (Q4_K, 512, 256, 65, 64),
+        (Q4_K, 64 * 256, 6144, 65, 1),
+    ];
+    products(bencher, &shapes);
+}
+
+/// The products of `run --batch 0+64,1024+1` on a GLM-5 layer, both forms and regimes: the list of
+/// `benches/layer_vs_numpy.py`, which times numpy's.
+#[divan::bench(sample_count = 5, sample_size = 1)]
+fn glm5_run(bencher: Bencher) {
+    let shapes = [
+        (Q4_K, 6144, 2048, 65, 1),
+        (Q4_K, 2048, 64 * 256, 65, 1),
+        (Q4_K, 6144, 576, 65, 1),
+        (Q4_K, 512, 64 * 192, 2114, 1),
+        (Q4_K, 512, 64 * 256, 2114, 1),
+        (Q5_0, 192, 512, 65, 64),
+        (Q4_K, 512, 256, 66, 64),
+        (Q4_K, 64 * 256, 6144, 66, 1),
+        (Q4_K, 64 * 256, 6144, 66, 1),
+    ];
+    products(bencher, &shapes);
 }

@@ -15,8 +15,12 @@ use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::product::Rows;
 use mla_reference::{Contract, Evaluator, Form, Stage, Weight};
+use rayon::prelude::*;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
+
+/// Rows of a chunk that one thread encodes at a time.
+const ROWS: usize = 32;
 
 /// The float64 reference as an engine.
 #[derive(Default)]
@@ -69,12 +73,17 @@ impl Engine for ReferenceEngine {
                 source: &source,
             }
             .evaluate(id.stage, id.form, &|c| {
+                // Encoded by all threads, copied by one: no work is done while the tensor is locked.
+                let x = c.x.as_standard_layout();
+                let width = c.cols.len() * DType::F64.bytes();
+                let mut bytes = vec![0; x.len() * DType::F64.bytes()];
+                if let Some(x) = x.as_slice() {
+                    let rows = bytes.par_chunks_mut(width * ROWS).zip(x.par_chunks(c.cols.len() * ROWS));
+                    rows.for_each(|(bytes, x)| DType::F64.encode_into(x, bytes));
+                }
                 let mut t = out.lock().unwrap_or_else(PoisonError::into_inner);
-                for (row, x) in c.rows.clone().zip(c.x.rows()) {
-                    match x.as_slice() {
-                        Some(x) => t.write(row, c.cols.start, x),
-                        None => t.write(row, c.cols.start, &x.to_vec()),
-                    }
+                for (row, bytes) in c.rows.clone().zip(bytes.chunks(width)) {
+                    t.write_bytes(row, c.cols.start, bytes);
                 }
             });
             let mut tensor = out.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -139,9 +148,11 @@ impl Sink for Collect<'_> {
 /// Largest difference over largest magnitude; NaN where something is not finite on one side only.
 fn apart(a: &Tensor, b: &Tensor) -> f64 {
     let (mut worst, mut largest) = (0.0f64, 0.0f64);
+    let (mut left, mut right) = (vec![0.0; a.cols], vec![0.0; a.cols]);
     for r in 0..a.rows {
-        for c in 0..a.cols {
-            let (x, y) = (a.get(r, c), b.get(r, c));
+        a.read(r, 0..a.cols, &mut left);
+        b.read(r, 0..a.cols, &mut right);
+        for (x, y) in left.iter().zip(&right) {
             if x == y || x.is_nan() && y.is_nan() {
                 largest = largest.max(if x.is_finite() { x.abs() } else { 0.0 });
                 continue;

@@ -118,7 +118,13 @@ impl Tensor {
     pub fn write(&mut self, row: usize, first: usize, values: &[f64]) {
         let n = self.dtype.bytes();
         let at = (row * self.cols + first) * n;
-        self.bytes[at..at + values.len() * n].copy_from_slice(&self.dtype.encode(values));
+        self.dtype.encode_into(values, &mut self.bytes[at..at + values.len() * n]);
+    }
+
+    /// Stores bytes that are already encoded as columns of one row.
+    pub fn write_bytes(&mut self, row: usize, first: usize, bytes: &[u8]) {
+        let at = (row * self.cols + first) * self.dtype.bytes();
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
     /// A block of the matrix view in float64.
