@@ -53,6 +53,21 @@ fn value(f: Row, width: u32, bits: u64) -> f64 {
     f64::from_bits(a.to_bits() | bits >> (width - 1) << 63)
 }
 
+/// The body of `$each` for one format: its name, stored bytes and the word that holds its bits.
+macro_rules! by_storage {
+    ($format:expr, $each:ident) => {
+        match $format {
+            DType::Bf16 => $each!(Bf16 2 u16),
+            DType::F16 => $each!(F16 2 u16),
+            DType::F32 => $each!(F32 4 u32),
+            DType::F64 => $each!(F64 8 u64),
+            DType::Tf32 => $each!(Tf32 4 u32),
+            DType::E4m3 => $each!(E4m3 1 u8),
+            DType::E2m1 => $each!(E2m1 1 u8),
+        }
+    };
+}
+
 impl DType {
     /// Storage bits of `x` rounded to this format. NaN: a quiet NaN; E2M1 has none and takes its largest value.
     pub fn to_bits(self, x: f64) -> u64 {
@@ -91,33 +106,25 @@ impl DType {
     #[inline(always)]
     pub fn encode_into(self, xs: &[f64], out: &mut [u8]) {
         macro_rules! each {
-            ($($d:ident $n:literal $word:ty;)*) => {
-                match self {
-                    $(DType::$d => {
-                        for (x, o) in xs.iter().zip(out.as_chunks_mut::<$n>().0) {
-                            *o = (DType::$d.to_bits(*x) as $word).to_le_bytes();
-                        }
-                    })*
+            ($d:ident $n:literal $word:ty) => {
+                for (x, o) in xs.iter().zip(out.as_chunks_mut::<$n>().0) {
+                    *o = (DType::$d.to_bits(*x) as $word).to_le_bytes();
                 }
             };
         }
-        each! { Bf16 2 u16; F16 2 u16; F32 4 u32; F64 8 u64; Tf32 4 u32; E4m3 1 u8; E2m1 1 u8; }
+        by_storage!(self, each)
     }
 
     /// The stored values, exactly. Stops at the end of the shorter of `bytes` and `out`.
     #[inline(always)]
     pub fn decode(self, bytes: &[u8], out: &mut [f64]) {
         macro_rules! each {
-            ($($d:ident $n:literal $word:ty;)*) => {
-                match self {
-                    $(DType::$d => {
-                        for (o, b) in out.iter_mut().zip(bytes.as_chunks::<$n>().0) {
-                            *o = DType::$d.from_bits(<$word>::from_le_bytes(*b) as u64);
-                        }
-                    })*
+            ($d:ident $n:literal $word:ty) => {
+                for (o, b) in out.iter_mut().zip(bytes.as_chunks::<$n>().0) {
+                    *o = DType::$d.from_bits(<$word>::from_le_bytes(*b) as u64);
                 }
             };
         }
-        each! { Bf16 2 u16; F16 2 u16; F32 4 u32; F64 8 u64; Tf32 4 u32; E4m3 1 u8; E2m1 1 u8; }
+        by_storage!(self, each)
     }
 }

@@ -137,15 +137,4 @@ impl Tensor {
         }
         out
     }
-
-    /// Index along every axis of an element of the matrix view.
-    pub fn index(&self, row: usize, col: usize) -> Vec<usize> {
-        let mut flat = row * self.cols + col;
-        let mut index = vec![0; self.shape.len()];
-        for (i, n) in index.iter_mut().zip(&self.shape).rev() {
-            *i = flat % n;
-            flat /= n;
-        }
-        index
-    }
 }
