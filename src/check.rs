@@ -227,7 +227,7 @@ fn judged(
             let weights = FaultyWeights::new(fault, layer.weights)?;
             let spec: Spec = fault.spec(&layer.spec);
             let faulty = Layer { index: layer.index, spec, weights: &weights };
-            let mut alter = Alter::new(fault, &layer.spec, &case.plan, &mut session);
+            let mut alter = Alter::new(fault, engine.seams(), &layer.spec, &case.plan, &mut session)?;
             engine.run(&faulty, case, &options.forms, &mut alter)?;
             alter.finish()?;
         }
