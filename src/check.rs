@@ -10,7 +10,7 @@ use crate::engine::cpu::CpuEngine;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::{Engine, EngineError};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
-use crate::judge::{Recorder, Session, Verdict, compare_scalars, overall};
+use crate::judge::{Recorder, Session, Unit, Verdict, compare_scalars, overall};
 use crate::model::{Convention, Layer, Model, ModelError, Reading};
 use crate::report::{CaseReport, LayerReport};
 use crate::trace::save::Saver;
@@ -133,21 +133,8 @@ pub fn layer_with(
     let stored = model.weights(index)?;
     let spec = model.spec(&options.reading);
     let layer = Layer { index, spec: spec.clone(), weights: &stored };
-    let dtype = if options.engine == EngineKind::Reference { DType::F64 } else { options.dtype };
-    let splits = options.splits();
     progress("drawing the case");
-    let case = Draw {
-        batch: options.batch.clone(),
-        regimes: options.regimes.clone(),
-        seed: options.seed,
-        page_size: options.page_size,
-        splits,
-        dtype,
-        hidden: options.hidden.clone(),
-        spec: &spec,
-        weights: &stored,
-    }
-    .case()?;
+    let case = draw(&layer, options)?;
     let contract = engine.contract();
     let mut saver = match &options.save {
         None => None,
@@ -180,7 +167,9 @@ pub fn layer_with(
             Some(_) => Verdict::Fault,
         };
     } else {
-        judged(&layer, &case, options, engine, &mut saver, progress, &mut report)?;
+        let recorder = saver.as_mut().map(|s| s as &mut dyn Recorder);
+        (report.tensors, report.odd) = judge(&layer, &case, options, engine, recorder, progress)?;
+        report.verdict = overall(&report.tensors);
     }
     if let Some(s) = saver {
         s.finish(&spec, &case, &contract).map_err(|e| CheckError::Save(e.to_string()))?;
@@ -193,7 +182,24 @@ pub fn layer_with(
 /// thousand terms in another order, each rounding 2^-53.
 pub const FORMS_AGREE: f64 = 1e-12;
 
-fn engine(options: &Options) -> Box<dyn Engine> {
+/// The case that the options ask for.
+pub fn draw(layer: &Layer, options: &Options) -> Result<Case, HiddenError> {
+    Draw {
+        batch: options.batch.clone(),
+        regimes: options.regimes.clone(),
+        seed: options.seed,
+        page_size: options.page_size,
+        splits: options.splits(),
+        dtype: if options.engine == EngineKind::Reference { DType::F64 } else { options.dtype },
+        hidden: options.hidden.clone(),
+        spec: &layer.spec,
+        weights: layer.weights,
+    }
+    .case()
+}
+
+/// The engine that the options ask for.
+pub fn engine(options: &Options) -> Box<dyn Engine> {
     match options.engine {
         EngineKind::Reference => Box::new(ReferenceEngine),
         EngineKind::Cpu => {
@@ -209,18 +215,18 @@ fn engine(options: &Options) -> Box<dyn Engine> {
     }
 }
 
-fn judged(
-    layer: &Layer,
-    case: &Case,
+/// Runs an engine into the judge, with the options' deliberate fault if there is one. Gives the units in the order
+/// of judgement, and what is odd in the weights.
+pub fn judge<'a>(
+    layer: &'a Layer<'a>,
+    case: &'a Case,
     options: &Options,
     engine: &dyn Engine,
-    saver: &mut Option<Saver>,
-    progress: &dyn Fn(&str),
-    report: &mut LayerReport,
-) -> Result<(), CheckError> {
-    let recorder = saver.as_mut().map(|s| s as &mut dyn Recorder);
+    recorder: Option<&'a mut dyn Recorder>,
+    progress: &'a dyn Fn(&str),
+) -> Result<(Vec<Unit>, Vec<String>), CheckError> {
     let mut session =
-        Session::new(layer, case, &options.forms, report.contract, recorder, Box::new(progress));
+        Session::new(layer, case, &options.forms, engine.contract(), recorder, Box::new(progress));
     match &options.fault {
         None => engine.run(layer, case, &options.forms, &mut session)?,
         Some(fault) => {
@@ -232,9 +238,7 @@ fn judged(
             alter.finish()?;
         }
     }
-    (report.tensors, report.odd) = session.finish();
-    report.verdict = overall(&report.tensors);
-    Ok(())
+    Ok(session.finish())
 }
 
 /// Runs the float64 reference; returns the largest difference between its forms, where both ran.
@@ -244,7 +248,7 @@ fn reference(
     options: &Options,
     saver: &mut Option<Saver>,
     progress: &dyn Fn(&str),
-    tensors: &mut Vec<crate::judge::Unit>,
+    tensors: &mut Vec<Unit>,
 ) -> Result<Option<f64>, CheckError> {
     let mut sink = crate::engine::reference::Collect::new(saver.as_mut(), progress);
     ReferenceEngine.run(layer, case, &options.forms, &mut sink)?;

@@ -127,9 +127,8 @@ impl<'a> Alter<'a> {
 
     /// Fails where the fault had nothing to act on: a clean report under its name would be a lie.
     pub fn finish(self) -> Result<(), FaultError> {
-        let nowhere = |what: String, mend: String| {
-            Err(FaultError::Nowhere(what, self.fault.text.clone(), mend))
-        };
+        let nowhere =
+            |what: String, mend: String| Err(FaultError::Nowhere(what, self.fault.text.clone(), mend));
         match self.fault.kind {
             Kind::SwapHeads(a, b) if a.max(b) >= self.spec.geometry.heads => nowhere(
                 format!("head {} does not exist", a.max(b)),

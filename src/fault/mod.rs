@@ -111,10 +111,7 @@ impl Fault {
 
     /// Whether only an engine with seams can carry the fault out.
     fn needs_seams(&self) -> bool {
-        matches!(
-            self.kind,
-            Kind::MergeBase | Kind::NoRescale | Kind::DropToken(_) | Kind::ForeignPage(_)
-        )
+        matches!(self.kind, Kind::MergeBase | Kind::NoRescale | Kind::DropToken(_) | Kind::ForeignPage(_))
     }
 
     /// Whether the fault alters this tensor when it is handed over.

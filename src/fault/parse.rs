@@ -21,10 +21,8 @@ pub const NAMES: &[(&str, &str)] = &[
 ];
 
 /// Names that DESIGN knows and this version can't do yet, with what they wait for.
-const LATER: &[(&str, &str)] = &[
-    ("slots-permuted", "stacked projections"),
-    ("shard-zero", "tensor parallelism"),
-];
+const LATER: &[(&str, &str)] =
+    &[("slots-permuted", "stacked projections"), ("shard-zero", "tensor parallelism")];
 
 /// Why a fault can't be made.
 #[derive(Debug, PartialEq, thiserror::Error)]

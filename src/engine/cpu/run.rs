@@ -198,8 +198,11 @@ impl<'a> Run<'a> {
             hidden.write(i, 0, &row.to_vec());
         }
         let hidden = self.put(sink, Stage::Hidden, hidden)?;
-        let attn_in =
-            self.put(sink, Stage::AttnIn, norm(Stage::AttnIn, &hidden, g.hidden, Weight::GAttn, spec.eps_attn))?;
+        let attn_in = self.put(
+            sink,
+            Stage::AttnIn,
+            norm(Stage::AttnIn, &hidden, g.hidden, Weight::GAttn, spec.eps_attn),
+        )?;
         drop(hidden);
         let q_raw = if g.q_rank > 0 {
             let q_a = self.put(sink, Stage::QA, product(Stage::QA, &attn_in, Weight::WQA))?;
