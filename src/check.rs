@@ -10,7 +10,7 @@ use crate::engine::cpu::CpuEngine;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::{Engine, EngineError};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
-use crate::judge::{Recorder, Session, Verdict, compare_scalars, overall};
+use crate::judge::{Budget, Recorder, Session, Settings, Verdict, compare_scalars, overall};
 use crate::model::{Convention, Layer, Model, ModelError, Reading};
 use crate::report::{CaseReport, LayerReport};
 use crate::trace::save::Saver;
@@ -62,6 +62,8 @@ pub struct Options {
     pub hidden: Option<Array2<f64>>,
     /// Convention and eps.
     pub reading: Reading,
+    /// What a run may get wrong, and what it promises to see.
+    pub budget: Budget,
     /// Deliberate fault.
     pub fault: Option<Fault>,
     /// Where tensors are written.
@@ -82,6 +84,7 @@ impl Default for Options {
             accumulate: AccumulateKind::Rn,
             hidden: None,
             reading: Reading { convention: Convention::Hf, norm_eps: None },
+            budget: Budget::default(),
             fault: None,
             save: None,
         }
@@ -180,7 +183,12 @@ pub fn layer_with(
             Some(_) => Verdict::Fault,
         };
     } else {
-        judged(&layer, &case, options, engine, &mut saver, progress, &mut report)?;
+        let settings = Settings {
+            budget: options.budget,
+            seed: options.seed,
+            conventions: other_conventions(model, &spec),
+        };
+        judged(&layer, &case, options, settings, engine, &mut saver, progress, &mut report)?;
     }
     if let Some(s) = saver {
         s.finish(&spec, &case, &contract).map_err(|e| CheckError::Save(e.to_string()))?;
@@ -209,10 +217,24 @@ fn engine(options: &Options) -> Box<dyn Engine> {
     }
 }
 
+/// Readings of the model by other conventions, where they differ in a number.
+fn other_conventions(model: &Model, spec: &Spec) -> Vec<(String, Spec)> {
+    let mut others: Vec<(String, Spec)> = Vec::new();
+    for convention in Convention::ALL {
+        let other = model.spec(&Reading { convention, norm_eps: None });
+        if other != *spec && others.iter().all(|(_, s)| *s != other) {
+            others.push((convention.name().to_string(), other));
+        }
+    }
+    others
+}
+
+#[allow(clippy::too_many_arguments)]
 fn judged(
     layer: &Layer,
     case: &Case,
     options: &Options,
+    settings: Settings,
     engine: &dyn Engine,
     saver: &mut Option<Saver>,
     progress: &dyn Fn(&str),
@@ -220,7 +242,7 @@ fn judged(
 ) -> Result<(), CheckError> {
     let recorder = saver.as_mut().map(|s| s as &mut dyn Recorder);
     let mut session =
-        Session::new(layer, case, &options.forms, report.contract, recorder, Box::new(progress));
+        Session::new(layer, case, &options.forms, report.contract, recorder, Box::new(progress)).with(settings);
     match &options.fault {
         None => engine.run(layer, case, &options.forms, &mut session)?,
         Some(fault) => {
@@ -285,9 +307,6 @@ pub fn not_judged(options: &Options) -> Vec<String> {
                 "any engine: the float64 reference was computed, nothing was held against it".to_string(),
             );
         }
-    }
-    if options.engine != EngineKind::Reference {
-        all.push("how small a fault would have been seen: power is not measured by this version".to_string());
     }
     if options.forms.len() < 2 {
         let other = if options.forms.contains(&Form::Fused) { "absorbed" } else { "fused" };
