@@ -10,7 +10,7 @@ use crate::engine::cpu::CpuEngine;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::{Engine, EngineError};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
-use crate::judge::{Recorder, Session, Unit, Verdict, compare_scalars, overall};
+use crate::judge::{Budget, Recorder, Session, Settings, Unit, Verdict, compare_scalars, overall};
 use crate::model::{Convention, Layer, Model, ModelError, Reading};
 use crate::report::{CaseReport, LayerReport};
 use crate::trace::save::Saver;
@@ -62,6 +62,8 @@ pub struct Options {
     pub hidden: Option<Array2<f64>>,
     /// Convention and eps.
     pub reading: Reading,
+    /// What a run may get wrong, and what it promises to see.
+    pub budget: Budget,
     /// Deliberate fault.
     pub fault: Option<Fault>,
     /// Where tensors are written.
@@ -82,6 +84,7 @@ impl Default for Options {
             accumulate: AccumulateKind::Rn,
             hidden: None,
             reading: Reading { convention: Convention::Hf, norm_eps: None },
+            budget: Budget::default(),
             fault: None,
             save: None,
         }
@@ -167,8 +170,14 @@ pub fn layer_with(
             Some(_) => Verdict::Fault,
         };
     } else {
+        let settings = Settings {
+            budget: options.budget,
+            seed: options.seed,
+            conventions: other_conventions(model, &spec),
+            ..Settings::default()
+        };
         let recorder = saver.as_mut().map(|s| s as &mut dyn Recorder);
-        (report.tensors, report.odd) = judge(&layer, &case, options, engine, recorder, progress)?;
+        (report.tensors, report.odd) = judge(&layer, &case, options, settings, engine, recorder, progress)?;
         report.verdict = overall(&report.tensors);
     }
     if let Some(s) = saver {
@@ -215,18 +224,32 @@ pub fn engine(options: &Options) -> Box<dyn Engine> {
     }
 }
 
+/// Readings of the model by other conventions, where they differ in a number.
+fn other_conventions(model: &Model, spec: &Spec) -> Vec<(String, Spec)> {
+    let mut others: Vec<(String, Spec)> = Vec::new();
+    for convention in Convention::ALL {
+        let other = model.spec(&Reading { convention, norm_eps: None });
+        if other != *spec && others.iter().all(|(_, s)| *s != other) {
+            others.push((convention.name().to_string(), other));
+        }
+    }
+    others
+}
+
 /// Runs an engine into the judge, with the options' deliberate fault if there is one. Gives the units in the order
 /// of judgement, and what is odd in the weights.
 pub fn judge<'a>(
     layer: &'a Layer<'a>,
     case: &'a Case,
     options: &Options,
+    settings: Settings,
     engine: &dyn Engine,
     recorder: Option<&'a mut dyn Recorder>,
     progress: &'a dyn Fn(&str),
 ) -> Result<(Vec<Unit>, Vec<String>), CheckError> {
     let mut session =
-        Session::new(layer, case, &options.forms, engine.contract(), recorder, Box::new(progress));
+        Session::new(layer, case, &options.forms, engine.contract(), recorder, Box::new(progress))
+            .with(settings);
     match &options.fault {
         None => engine.run(layer, case, &options.forms, &mut session)?,
         Some(fault) => {
@@ -289,9 +312,6 @@ pub fn not_judged(options: &Options) -> Vec<String> {
                 "any engine: the float64 reference was computed, nothing was held against it".to_string(),
             );
         }
-    }
-    if options.engine != EngineKind::Reference {
-        all.push("how small a fault would have been seen: power is not measured by this version".to_string());
     }
     if options.forms.len() < 2 {
         let other = if options.forms.contains(&Form::Fused) { "absorbed" } else { "fused" };

@@ -6,7 +6,7 @@ use crate::case::{Batch, DEFAULT_BATCH};
 use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options, not_judged};
 use crate::engine::{EngineError, SinkError};
 use crate::fault::{Fault, NAMES};
-use crate::judge::Verdict;
+use crate::judge::{Budget, Verdict};
 use crate::model::{Convention, Model, Reading};
 use crate::report::{LayerReport, ModelReport, Report, terminal};
 use crate::trace::npy;
@@ -354,6 +354,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         },
         accumulate: args.accumulate,
         hidden,
+        budget: Budget::default(),
         reading: Reading { convention: args.convention, norm_eps: args.norm_eps },
         fault,
         save: args.save.clone(),

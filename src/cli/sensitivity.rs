@@ -81,7 +81,7 @@ impl Runner for OfFile<'_> {
         Ok(check::draw(&self.layer, options)?)
     }
     fn run(&self, case: &Case, options: &Options, watch: &mut Watch) -> Result<Outcome, CheckError> {
-        studies::judge(&self.layer, case, options, check::engine(options).as_ref(), Some(watch))
+        studies::judge(&self.layer, case, options, check::engine(options).as_ref(), Some(watch), false)
     }
 }
 

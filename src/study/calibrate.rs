@@ -245,7 +245,7 @@ fn one(
     let engine = engines(options);
     let outcome = check::draw(layer, options).map_err(CheckError::from).and_then(|mut case| {
         harden(&mut case);
-        judge(layer, &case, options, engine.as_ref(), None)
+        judge(layer, &case, options, engine.as_ref(), None, true)
     });
     let outcome = match outcome {
         Ok(o) => o,

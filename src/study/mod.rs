@@ -20,7 +20,7 @@ pub mod subjects;
 use crate::case::Case;
 use crate::check::{self, CheckError, Options};
 use crate::engine::Engine;
-use crate::judge::{Recorder, Unit, Verdict, compare_scalars, overall};
+use crate::judge::{Recorder, Settings, Unit, Verdict, compare_scalars, overall};
 use crate::model::Layer;
 
 /// Makes the engine that options ask for.
@@ -45,18 +45,21 @@ pub struct PValue {
     pub log_p: f64,
 }
 
-/// Lets an engine compute a case and judges it.
+/// Lets an engine compute a case and judges it; `closer`: looks for what explains evidence, and where it is.
 pub fn judge<'a>(
     layer: &'a Layer<'a>,
     case: &'a Case,
     options: &Options,
     engine: &dyn Engine,
     recorder: Option<&'a mut dyn Recorder>,
+    closer: bool,
 ) -> Result<Outcome, CheckError> {
     if !compare_scalars(&engine.spec(layer), &layer.spec).is_empty() {
         return Ok(Outcome { verdict: Verdict::Fault, units: Vec::new() });
     }
-    let (units, _) = check::judge(layer, case, options, engine, recorder, &|_| ())?;
+    let settings =
+        Settings { budget: options.budget, seed: options.seed, closer, ..Settings::default() };
+    let (units, _) = check::judge(layer, case, options, settings, engine, recorder, &|_| ())?;
     Ok(Outcome { verdict: overall(&units), units })
 }
 
@@ -66,6 +69,11 @@ pub fn accuses(verdict: Verdict) -> bool {
 }
 
 /// The tests of a unit.
-pub fn p_values(_unit: &Unit) -> Vec<PValue> {
-    Vec::new()
+pub fn p_values(unit: &Unit) -> impl Iterator<Item = PValue> {
+    let title = unit.title();
+    unit.tests.iter().map(move |t| PValue {
+        family: t.family,
+        name: format!("{title}: {}", t.name),
+        log_p: t.log_p,
+    })
 }

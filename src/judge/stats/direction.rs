@@ -21,13 +21,12 @@ p-values, with z = (|β̂| − β0)/max(se_m, se_c) and "clean" = casts emulated
 | else | p = 2exp(−z_sym²/2): holds for independent symmetric S_c of any law, and is never below 2exp(−G/2) |
 */
 
-use super::noise::probabilities;
 use super::score::Fineness;
 use super::tail::{log_normal, log_student};
 use mla_numeric::U;
 use mla_reference::attention::{Attended, Head, part, weigh};
 use mla_reference::product::{Strided, product};
-use ndarray::{Array2, ArrayView2, s};
+use ndarray::{Array2, Axis, s};
 use std::f64::consts::LN_2;
 
 /// Fewest effective rows for a law that takes the spread of the rows as known.
@@ -171,51 +170,125 @@ pub fn p_value(kind: Kind, estimate: &Estimate, floor: f64, clean: bool) -> PVal
     PValue { log_p: law.log_p(z), z, law }
 }
 
-/// ∂x/∂ln scale = Σ P_t (s_t − s̄) v_t.
-pub fn scale(a: &Attended, head: &Head) -> Array2<f64> {
-    by_scores(a, head, a.s.view())
+/// Some rows of an attention, with what its directions are made of.
+pub struct Weighed<'a, 'h> {
+    /// True probabilities, without the contract's casts, `[rows, range]`.
+    p: Array2<f64>,
+    /// Scores times scale; 0 where masked, `[rows, range]`.
+    s: Array2<f64>,
+    /// The rows' outputs, `[rows, value width]`.
+    x: Array2<f64>,
+    /// The rows' queries.
+    q: Array2<f64>,
+    head: &'a Head<'h>,
+    range: std::ops::Range<usize>,
 }
 
-/// ∂x by a factor on the rope part of the scores, the last `width` columns of queries and keys.
-pub fn rope_weight(a: &Attended, head: &Head, width: usize) -> Array2<f64> {
-    let first = head.k.cols.saturating_sub(width);
-    let keys = part(&head.k, a.range.clone());
-    let keys = Strided { data: keys.data.get(first..).unwrap_or(&[]), cols: head.k.cols - first, ..keys };
-    let mut scores = Array2::zeros(a.s.dim());
-    let q = head.q.slice(s![.., first..]);
-    let q = q.as_standard_layout();
-    if let (Some(q), Some(out)) = (q.as_slice(), scores.as_slice_mut()) {
-        product(q, a.s.nrows(), &keys, out);
-    }
-    scores.mapv_inplace(|v| v * head.scale);
-    by_scores(a, head, scores.view())
-}
-
-/// Relative weight of the keys for which `member(position)`: Σ over them of P_t (v_t − x).
-pub fn tokens(a: &Attended, head: &Head, member: impl Fn(usize) -> bool) -> Array2<f64> {
-    let mut weights = probabilities(a);
-    for (t, mut column) in weights.columns_mut().into_iter().enumerate() {
-        if !member(a.range.start + t) {
-            column.fill(0.0);
+impl<'a, 'h> Weighed<'a, 'h> {
+    /// These rows of an attention.
+    pub fn new(a: &Attended, head: &'a Head<'h>, rows: &[usize]) -> Weighed<'a, 'h> {
+        let mut s = a.s.select(Axis(0), rows);
+        let mut p = s.clone();
+        for mut row in p.rows_mut() {
+            let most = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            if most > f64::NEG_INFINITY {
+                row.mapv_inplace(|s| libm::exp(s - most));
+                let sum = row.sum();
+                row.mapv_inplace(|p| p / sum);
+            } else {
+                row.fill(0.0);
+            }
         }
+        s.mapv_inplace(|s| if s.is_finite() { s } else { 0.0 });
+        let x = a.x.select(Axis(0), rows);
+        Weighed { p, s, x, q: head.q.select(Axis(0), rows), head, range: a.range.clone() }
     }
-    let mut d = weigh(weights.view(), &part(&head.v, a.range.clone()));
-    for ((mut d, x), w) in d.rows_mut().into_iter().zip(a.x.rows()).zip(weights.rows()) {
-        let sum = w.sum();
-        d.iter_mut().zip(x).for_each(|(d, x)| *d -= sum * x);
+
+    /// Keys and values of the range.
+    fn keys(&self) -> Strided<'h> {
+        part(&self.head.k, self.range.clone())
     }
-    d
+
+    /// ∂x/∂ln scale = Σ P_t (s_t − s̄) v_t.
+    pub fn scale(&self) -> Array2<f64> {
+        self.by_scores(&self.s)
+    }
+
+    /// ∂lse/∂ln scale = Σ P_t s_t.
+    pub fn scale_of_lse(&self) -> Array2<f64> {
+        let sums = (&self.p * &self.s).sum_axis(Axis(1));
+        sums.insert_axis(Axis(1))
+    }
+
+    /// ∂x by a factor on the rope part of the scores, the last `width` columns of queries and keys.
+    pub fn rope_weight(&self, width: usize) -> Array2<f64> {
+        self.by_scores(&self.rope_scores(width))
+    }
+
+    /// ∂lse by the same factor: Σ P_t s_t of the rope part alone.
+    pub fn rope_weight_of_lse(&self, width: usize) -> Array2<f64> {
+        (&self.p * &self.rope_scores(width)).sum_axis(Axis(1)).insert_axis(Axis(1))
+    }
+
+    fn rope_scores(&self, width: usize) -> Array2<f64> {
+        let keys = self.keys();
+        let first = keys.cols.saturating_sub(width);
+        let keys = Strided { data: keys.data.get(first..).unwrap_or(&[]), cols: keys.cols - first, ..keys };
+        let mut scores = Array2::zeros(self.s.dim());
+        let q = self.q.slice(s![.., first..]);
+        let q = q.as_standard_layout();
+        if let (Some(q), Some(out)) = (q.as_slice(), scores.as_slice_mut()) {
+            product(q, self.s.nrows(), &keys, out);
+        }
+        scores.mapv_inplace(|v| v * self.head.scale);
+        scores
+    }
+
+    /// Relative weight of the keys for which `member(position)`: Σ over them of P_t (v_t − x).
+    pub fn tokens(&self, member: impl Fn(usize) -> bool) -> Array2<f64> {
+        let mut weights = self.p.clone();
+        for (t, mut column) in weights.columns_mut().into_iter().enumerate() {
+            if !member(self.range.start + t) {
+                column.fill(0.0);
+            }
+        }
+        let mut d = weigh(weights.view(), &part(&self.head.v, self.range.clone()));
+        for ((mut d, x), w) in d.rows_mut().into_iter().zip(self.x.rows()).zip(weights.rows()) {
+            let sum = w.sum();
+            d.iter_mut().zip(x).for_each(|(d, x)| *d -= sum * x);
+        }
+        d
+    }
+
+    /// Σ P_t (s_t − s̄) v_t for scores s; masked keys have P = 0.
+    fn by_scores(&self, scores: &Array2<f64>) -> Array2<f64> {
+        let mut weights = self.p.clone();
+        for (mut w, s) in weights.rows_mut().into_iter().zip(scores.rows()) {
+            let mean: f64 = w.iter().zip(s).map(|(w, s)| w * s).sum();
+            w.iter_mut().zip(s).for_each(|(w, s)| *w *= s - mean);
+        }
+        weigh(weights.view(), &part(&self.head.v, self.range.clone()))
+    }
 }
 
-/// Σ P_t (s_t − s̄) v_t for scores s, whose masked ones weigh nothing.
-fn by_scores(a: &Attended, head: &Head, scores: ArrayView2<f64>) -> Array2<f64> {
-    let mut weights = probabilities(a);
-    for (mut w, s) in weights.rows_mut().into_iter().zip(scores.rows()) {
-        let finite = |s: &f64| if s.is_finite() { *s } else { 0.0 };
-        let mean: f64 = w.iter().zip(s).map(|(w, s)| w * finite(s)).sum();
-        w.iter_mut().zip(s).for_each(|(w, s)| *w *= finite(s) - mean);
-    }
-    weigh(weights.view(), &part(&head.v, a.range.clone()))
+/// All rows of an attention.
+fn all<'a, 'h>(a: &Attended, head: &'a Head<'h>) -> Weighed<'a, 'h> {
+    Weighed::new(a, head, &(0..a.s.nrows()).collect::<Vec<_>>())
+}
+
+/// ∂x/∂ln scale of all rows.
+pub fn scale(a: &Attended, head: &Head) -> Array2<f64> {
+    all(a, head).scale()
+}
+
+/// ∂x by a factor on the rope part of the scores, of all rows.
+pub fn rope_weight(a: &Attended, head: &Head, width: usize) -> Array2<f64> {
+    all(a, head).rope_weight(width)
+}
+
+/// Relative weight of some keys, of all rows.
+pub fn tokens(a: &Attended, head: &Head, member: impl Fn(usize) -> bool) -> Array2<f64> {
+    all(a, head).tokens(member)
 }
 
 #[cfg(test)]
