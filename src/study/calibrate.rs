@@ -13,7 +13,7 @@ use super::{Engines, PValue, binomial, judge, p_values};
 use crate::case::Case;
 use crate::check::{self, CheckError, Options};
 use crate::engine::Description;
-use crate::judge::Verdict;
+use crate::judge::{Unit, Verdict};
 use crate::model::{Layer, Model, Reading};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -259,8 +259,15 @@ fn one(
         engine: engine.describe(),
         verdict: outcome.verdict,
         p: units.iter().flat_map(p_values).collect(),
-        units: units.iter().map(|u| (u.title(), u.verdict, u.note.clone().unwrap_or_default())).collect(),
+        units: units.iter().map(|u| (u.title(), u.verdict, remark(u))).collect(),
     })
+}
+
+/// What is to be said of a unit: its note, and its first two pieces of evidence.
+fn remark(unit: &Unit) -> String {
+    let worst = unit.worst.as_ref().map(|w| format!("worst {:e} for {:e}", w.engine, w.reference));
+    let all = unit.note.iter().chain(unit.evidence.iter().take(2)).chain(&worst);
+    all.filter(|t| !t.is_empty()).cloned().collect::<Vec<_>>().join("; ")
 }
 
 #[derive(Default)]
