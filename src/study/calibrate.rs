@@ -13,7 +13,7 @@ use super::{Engines, PValue, binomial, judge, p_values};
 use crate::case::Case;
 use crate::check::{self, CheckError, Options};
 use crate::engine::Description;
-use crate::judge::Verdict;
+use crate::judge::{Unit, Verdict};
 use crate::model::{Layer, Model, Reading};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -151,7 +151,7 @@ struct Judged {
     repeat: String,
     engine: Description,
     verdict: Verdict,
-    /// Title, verdict and note of each unit.
+    /// Title and verdict of each unit, and why.
     units: Vec<(String, Verdict, String)>,
     p: Vec<PValue>,
 }
@@ -259,8 +259,13 @@ fn one(
         engine: engine.describe(),
         verdict: outcome.verdict,
         p: units.iter().flat_map(p_values).collect(),
-        units: units.iter().map(|u| (u.title(), u.verdict, u.note.clone().unwrap_or_default())).collect(),
+        units: units.iter().map(|u| (u.title(), u.verdict, why(u))).collect(),
     })
+}
+
+/// Why a unit has its verdict.
+fn why(u: &Unit) -> String {
+    u.note.iter().filter(|n| !n.is_empty()).chain(&u.evidence).cloned().collect::<Vec<_>>().join("; ")
 }
 
 #[derive(Default)]
