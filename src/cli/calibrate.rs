@@ -3,6 +3,7 @@
 use super::out::{Failure, Output};
 use super::run::{self, EngineArg};
 use crate::check::{self, EngineKind, Options};
+use crate::judge::Budget;
 use crate::model::{Model, Reading};
 use crate::report::study;
 use crate::study::calibrate::{Plan, RunError, Source, calibrate};
@@ -34,6 +35,16 @@ pub struct CalibrateArgs {
     /// Who computes: `auto` takes cpu in this version
     #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
     engine: EngineArg,
+    /// Probability of a false alarm that the judge grants itself, run by run
+    #[arg(long, value_name = "P", default_value_t = Budget::default().alpha, value_parser = probability)]
+    budget: f64,
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if x > 0.0 && x < 1.0 => Ok(x),
+        _ => Err("expected a probability between 0 and 1".into()),
+    }
 }
 
 /// Refuses the engine that is not judged.
@@ -48,7 +59,8 @@ pub(super) fn judged_engine(engine: EngineArg) -> Result<EngineKind, Failure> {
 
 /// Runs the command.
 pub fn main(args: &CalibrateArgs, out: &mut Output) -> Result<u8, Failure> {
-    let base = Options { engine: judged_engine(args.engine)?, ..Options::default() };
+    let budget = Budget { alpha: args.budget, ..Budget::default() };
+    let base = Options { engine: judged_engine(args.engine)?, budget, ..Options::default() };
     let models: Vec<Model> =
         args.models.iter().map(|m| Model::open(m)).collect::<Result<_, _>>().map_err(Failure::input)?;
     for m in models.iter().filter(|m| m.mla_layers().is_empty()) {

@@ -151,7 +151,7 @@ struct Judged {
     repeat: String,
     engine: Description,
     verdict: Verdict,
-    /// Title, verdict and note of each unit.
+    /// Title and verdict of each unit, and why.
     units: Vec<(String, Verdict, String)>,
     p: Vec<PValue>,
 }
@@ -259,12 +259,12 @@ fn one(
         engine: engine.describe(),
         verdict: outcome.verdict,
         p: units.iter().flat_map(p_values).collect(),
-        units: units.iter().map(|u| (u.title(), u.verdict, remark(u))).collect(),
+        units: units.iter().map(|u| (u.title(), u.verdict, why(u))).collect(),
     })
 }
 
 /// What is to be said of a unit: its note, and its first two pieces of evidence.
-fn remark(unit: &Unit) -> String {
+fn why(unit: &Unit) -> String {
     let worst = unit.worst.as_ref().map(|w| format!("worst {:e} for {:e}", w.engine, w.reference));
     let all = unit.note.iter().chain(unit.evidence.iter().take(2)).chain(&worst);
     all.filter(|t| !t.is_empty()).cloned().collect::<Vec<_>>().join("; ")
@@ -403,5 +403,88 @@ impl Gather {
             families,
             seconds,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gathered(runs: impl Iterator<Item = (Verdict, Vec<PValue>)>) -> Calibration {
+        let mut gather = Gather::default();
+        let mut n = 0;
+        for (number, (verdict, p)) in runs.enumerate() {
+            n += 1;
+            gather.take(Judged {
+                number: number as u64,
+                setup: String::new(),
+                repeat: String::new(),
+                engine: Description { name: "none", device: String::new() },
+                verdict,
+                units: vec![("attn_out".into(), verdict, String::new())],
+                p,
+            });
+        }
+        let plan = Plan { runs: n, first: 0, seed: 0, base: Options::default() };
+        gather.finish(&plan, Vec::new(), 0.0)
+    }
+
+    fn p(family: &'static str, p: f64) -> PValue {
+        PValue { family, name: "t".into(), log_p: p.ln() }
+    }
+
+    /// Runs of 100 p-values that are as uniform as a hundred numbers can be, to the given power.
+    fn spread(family: &'static str, power: f64) -> Vec<PValue> {
+        (0..100).map(|i| p(family, ((f64::from(i) + 0.5) / 100.0).powf(power))).collect()
+    }
+
+    #[test]
+    fn uniform_p_values_hold_and_too_many_small_ones_do_not() {
+        let good = gathered((0..50).map(|_| (Verdict::Rounding, spread("flips", 1.0))));
+        assert!(good.ok, "{:?}", good.missed);
+        assert_eq!((good.families[0].tests, good.families[0].below[0].count), (5_000, 50));
+        // p² is below 1e-2 in a tenth of the cases.
+        let bad = gathered((0..50).map(|_| (Verdict::Rounding, spread("flips", 2.0))));
+        assert!(
+            !bad.ok && bad.missed.iter().any(|m| m.starts_with("flips: 500 of 5000")),
+            "{:?}",
+            bad.missed
+        );
+        // One family that fails is not hidden among many that hold.
+        let hidden = (0..50).map(|i| {
+            let mut p = spread("gain T1", 1.0);
+            p.extend(if i < 2 { spread("eps T1", 2.0) } else { Vec::new() });
+            (Verdict::Rounding, p)
+        });
+        let hidden = gathered(hidden);
+        assert_eq!(hidden.missed.len(), 1, "{:?}", hidden.missed);
+        assert!(hidden.missed[0].starts_with("eps T1: 20 of 200"), "{:?}", hidden.missed);
+    }
+
+    #[test]
+    fn a_small_family_is_not_failed_by_luck() {
+        // Four of 200 below 1e-2 are 2 %: more than 1.5 %, and no proof of it.
+        let lucky = gathered((0..2).map(|_| {
+            let mut all = spread("scale T1", 1.0);
+            all[1] = p("scale T1", 2e-3);
+            (Verdict::Exact, all)
+        }));
+        assert!(lucky.families[1].below[0].share > ALLOWED[0].1);
+        assert!(lucky.ok, "{:?}", lucky.missed);
+    }
+
+    #[test]
+    fn alarms_fail_inconclusive_is_counted_and_nonsense_is_no_probability() {
+        let verdicts = [Verdict::Exact, Verdict::Rounding, Verdict::Inconclusive];
+        let clean = gathered(verdicts.iter().map(|v| (*v, Vec::new())));
+        assert!(clean.ok && clean.inconclusive.len() == 1 && clean.alarms.is_empty());
+        for v in [Verdict::Fault, Verdict::ContractBroken, Verdict::ContractDiffers, Verdict::NotCompared] {
+            let bad = gathered([(Verdict::Exact, Vec::new()), (v, Vec::new())].into_iter());
+            assert!(!bad.ok && bad.alarms.len() == 1 && bad.alarms[0].run == 1, "{v}");
+        }
+        let nan = vec![PValue { family: "flips", name: "t".into(), log_p: f64::NAN }];
+        assert!(!gathered([(Verdict::Exact, nan)].into_iter()).ok);
+        let above = vec![p("flips", 1.5)];
+        assert!(!gathered([(Verdict::Exact, above)].into_iter()).ok);
     }
 }

@@ -57,8 +57,7 @@ pub fn judge<'a>(
     if !compare_scalars(&engine.spec(layer), &layer.spec).is_empty() {
         return Ok(Outcome { verdict: Verdict::Fault, units: Vec::new() });
     }
-    let settings =
-        Settings { budget: options.budget, seed: options.seed, closer, ..Settings::default() };
+    let settings = Settings { budget: options.budget, seed: options.seed, closer, ..Settings::default() };
     let (units, _) = check::judge(layer, case, options, settings, engine, recorder, &|_| ())?;
     Ok(Outcome { verdict: overall(&units), units })
 }
