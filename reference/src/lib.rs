@@ -20,6 +20,7 @@ pub mod dequant;
 pub mod elementwise;
 pub mod evaluate;
 pub mod geometry;
+pub mod key_stats;
 pub mod ggml;
 mod isa;
 pub mod plan;
@@ -27,7 +28,8 @@ pub mod product;
 pub mod rows;
 pub mod stage;
 
-pub use contract::{Accumulate, Contract, RowSum, Softmax, TileOrder};
+pub use contract::{Accumulate, Contract, RowSum, Softmax, Splits, TileOrder};
+pub use key_stats::KeyStats;
 pub use evaluate::{Chunk, Evaluator, Source, Terms, Weights};
 pub use geometry::{Geometry, Pairing, Rope, Spec, Temperature};
 pub use ggml::GgmlType;
