@@ -9,7 +9,7 @@ themselves are the judge's business.
 Chunks keep memory flat: a stage's output never stands whole in float64 unless somebody collects it.
 */
 
-use crate::attention::{Attended, Head, attend, merge_weights, strided};
+use crate::attention::{Attended, Head, attend, merge_weights, part, strided};
 use crate::contract::{Accumulate, Contract};
 use crate::elementwise::{block_norms, normalise, rope_table, rotate, times_gamma};
 use crate::geometry::Spec;
@@ -17,8 +17,9 @@ use crate::plan::{Given, Plan, Sequence};
 use crate::product::{Dense, Rows, Strided, product, product_with_norms};
 use crate::rows::{Part, dense};
 use crate::stage::{Form, Phase, Stage, Weight};
-use ndarray::{Array2, ArrayView2, Axis, s};
+use ndarray::{Array2, ArrayView2, Axis, CowArray, Ix2, s};
 use rayon::prelude::*;
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Rows in one product: bounds memory for long prefills and contexts.
@@ -51,21 +52,29 @@ pub enum Terms<'a, 'b> {
         /// Terms of each sum.
         len: usize,
         /// Upper bound of Σ|a·b|; empty where the contract accumulates exactly.
-        size: Array2<f64>,
+        size: CowArray<'a, f64, Ix2>,
+        /// L2 norm of each row of the left side; empty where the contract accumulates exactly.
+        a_norms: Cow<'a, [f64]>,
+        /// L2 norm of each row of the weight (a column of the chunk); empty where the contract accumulates exactly.
+        w_norms: Cow<'a, [f64]>,
+        /// The left side, a row for each row of the chunk.
+        a: ArrayView2<'a, f64>,
+        /// The weight, a row for each column of the chunk.
+        w: &'a dyn Rows,
     },
     /// RMSNorm over `len` values; `z` is the normalised value.
     Norm {
         /// Values of a row.
         len: usize,
         /// Normalised value before γ.
-        z: Array2<f64>,
+        z: CowArray<'a, f64, Ix2>,
         /// γ.
         gamma: &'a [f64],
     },
     /// Rotation; `size` = |a·cos| + |b·sin|; columns before `first` are copies.
     Rope {
         /// Size of the terms.
-        size: Array2<f64>,
+        size: CowArray<'a, f64, Ix2>,
         /// First rotated column.
         first: usize,
     },
@@ -188,7 +197,8 @@ impl Evaluator<'_> {
             let a = self.source.block(input, rows.clone(), cols.clone());
             let z = normalise(a.view(), eps);
             let x = times_gamma(&z, gamma, self.contract.norm_cast);
-            visit(Chunk { rows, cols: 0..x.ncols(), x, terms: Terms::Norm { len: a.ncols(), z, gamma } });
+            let terms = Terms::Norm { len: a.ncols(), z: z.into(), gamma };
+            visit(Chunk { rows, cols: 0..x.ncols(), x, terms });
         });
     }
 
@@ -206,8 +216,9 @@ impl Evaluator<'_> {
         let norms = self.norms(a);
         for cols in row_chunks(w.rows(), COLUMN_CHUNK) {
             let part = Part { inner: w, rows: cols.clone() };
-            let (x, size) = multiply(a, &part, norms.as_ref());
-            visit(Chunk { rows: rows.clone(), cols, x, terms: Terms::Product { len: a.ncols(), size } });
+            let product = multiply(a, &part, norms.as_ref());
+            let (x, terms) = product.terms(a, &part);
+            visit(Chunk { rows: rows.clone(), cols, x, terms });
         }
     }
 
@@ -233,9 +244,9 @@ impl Evaluator<'_> {
             let a = input(h);
             for rows in row_chunks(total, TOKEN_CHUNK) {
                 let a = a.slice(s![rows.clone(), ..]);
-                let (x, size) = multiply(a, &strided(&w), self.norms(a).as_ref());
-                let cols = h * width..(h + 1) * width;
-                visit(Chunk { rows, cols, x, terms: Terms::Product { len: a.ncols(), size } });
+                let w = strided(&w);
+                let (x, terms) = multiply(a, &w, self.norms(a).as_ref()).terms(a, &w);
+                visit(Chunk { rows, cols: h * width..(h + 1) * width, x, terms });
             }
         });
     }
@@ -272,13 +283,12 @@ impl Evaluator<'_> {
                 parts.into_par_iter().for_each(|(mut part, h)| {
                     part.assign(&dense(w, h * g.latent..(h + 1) * g.latent, true));
                 });
-                let (x, size) = multiply(latent, &strided(&lifted), norms.as_ref());
+                let product = multiply(latent, &strided(&lifted), norms.as_ref());
                 for (i, h) in heads.enumerate() {
-                    let own = s![.., i * g.nope..(i + 1) * g.nope];
-                    let size =
-                        if size.is_empty() { Array2::zeros((0, 0)) } else { size.slice(own).to_owned() };
-                    let (at, x) = (h * g.key(), x.slice(own).to_owned());
-                    let terms = Terms::Product { len: g.latent, size };
+                    let own = i * g.nope..(i + 1) * g.nope;
+                    let at = h * g.key();
+                    let w = part(&strided(&lifted), own.clone());
+                    let (x, terms) = product.columns(own).terms(latent, &w);
                     visit(Chunk { rows: rows.clone(), cols: at..at + g.nope, x, terms });
                     let x = cache.slice(s![rows.clone(), g.latent..]).to_owned();
                     visit(Chunk {
@@ -315,7 +325,7 @@ impl Evaluator<'_> {
                 }
                 first = 0;
             }
-            visit(Chunk { rows: 0..x.nrows(), cols, x, terms: Terms::Rope { size, first } });
+            visit(Chunk { rows: 0..x.nrows(), cols, x, terms: Terms::Rope { size: size.into(), first } });
         });
     }
 
@@ -324,7 +334,8 @@ impl Evaluator<'_> {
         let table = rope_table(&self.spec.rope, &self.plan.positions, self.contract.rope_table);
         let x = self.source.block(Stage::KvA, 0..self.plan.tokens(), g.latent..g.cache());
         let (x, size) = rotate(x.view(), &table, |i| i, self.spec.rope.pairing);
-        visit(Chunk { rows: 0..x.nrows(), cols: 0..g.rope, x, terms: Terms::Rope { size, first: 0 } });
+        let terms = Terms::Rope { size: size.into(), first: 0 };
+        visit(Chunk { rows: 0..x.nrows(), cols: 0..g.rope, x, terms });
     }
 
     fn cache(&self, visit: Visit) {
@@ -485,26 +496,68 @@ pub fn row_chunks(n: usize, size: usize) -> Vec<Range<usize>> {
     (0..n).step_by(size.max(1)).map(|a| a..(a + size).min(n)).collect()
 }
 
+/// a · wᵀ with what its bounds and noise need; all but `x` empty where nobody asked.
+struct Product {
+    x: Array2<f64>,
+    size: Array2<f64>,
+    a_norms: Vec<f64>,
+    w_norms: Vec<f64>,
+}
+
+impl Product {
+    /// Some columns.
+    fn columns(&self, cols: Range<usize>) -> Product {
+        let some =
+            |m: &Array2<f64>| if m.is_empty() { m.clone() } else { m.slice(s![.., cols.clone()]).to_owned() };
+        Product {
+            x: some(&self.x),
+            size: some(&self.size),
+            a_norms: self.a_norms.clone(),
+            w_norms: self.w_norms.get(cols.clone()).unwrap_or(&[]).to_vec(),
+        }
+    }
+
+    /// The value and its terms.
+    fn terms<'t>(self, a: ArrayView2<'t, f64>, w: &'t dyn Rows) -> (Array2<f64>, Terms<'t, 't>) {
+        let terms = Terms::Product {
+            len: a.ncols(),
+            size: self.size.into(),
+            a_norms: self.a_norms.into(),
+            w_norms: self.w_norms.into(),
+            a,
+            w,
+        };
+        (self.x, terms)
+    }
+}
+
 /// a · wᵀ, and where the norms of a's blocks are given an upper bound of Σ|a·w| for each element:
 /// Σ over blocks of 128 of ‖a_b‖·‖w_b‖.
-fn multiply(a: ArrayView2<f64>, w: &dyn Rows, norms: Option<&Array2<f64>>) -> (Array2<f64>, Array2<f64>) {
+fn multiply(a: ArrayView2<f64>, w: &dyn Rows, norms: Option<&Array2<f64>>) -> Product {
     let (tokens, m) = (a.nrows(), w.rows());
+    let none = || Array2::zeros((0, 0));
     let mut x = Array2::zeros((tokens, m));
     let a = a.as_standard_layout();
-    let (Some(data), Some(out)) = (a.as_slice(), x.as_slice_mut()) else { return (x, Array2::zeros((0, 0))) };
+    let (a_norms, w_norms) = (Vec::new(), Vec::new());
+    let (Some(data), Some(out)) = (a.as_slice(), x.as_slice_mut()) else {
+        return Product { x, size: none(), a_norms, w_norms };
+    };
     let Some(norms) = norms else {
         product(data, tokens, w, out);
-        return (x, Array2::zeros((0, 0)));
+        return Product { x, size: none(), a_norms, w_norms };
     };
     let blocks = w.cols().div_ceil(128);
     let mut squares = vec![0.0; m * blocks];
     product_with_norms(data, tokens, w, out, &mut squares);
+    let whole = |squares: f64| squares.sqrt();
+    let w_norms = squares.chunks_exact(blocks.max(1)).map(|b| whole(b.iter().sum())).collect();
+    let a_norms = norms.rows().into_iter().map(|b| whole(b.iter().map(|v| v * v).sum())).collect();
     squares.iter_mut().for_each(|v| *v = v.sqrt());
     let mut size = Array2::zeros((tokens, m));
     if let (Some(n), Some(size)) = (norms.as_slice(), size.as_slice_mut()) {
         product(n, tokens, &Dense { data: &squares, cols: blocks }, size);
     }
-    (x, size)
+    Product { x, size, a_norms, w_norms }
 }
 
 #[cfg(test)]
@@ -522,7 +575,8 @@ mod tests {
         for j in 0..300 {
             w[[0, j]] = a[[0, j]] * [2.0, -3.0, 0.5][j / 128];
         }
-        let (x, size) = multiply(a.view(), &strided(&w), Some(&block_norms(a.view())));
+        let p = multiply(a.view(), &strided(&w), Some(&block_norms(a.view())));
+        let (x, size) = (&p.x, &p.size);
         for i in 0..3 {
             for m in 0..5 {
                 let sum = |r: Range<usize>, f: &dyn Fn(usize) -> f64| r.map(f).sum::<f64>();
@@ -539,6 +593,9 @@ mod tests {
                 assert!(size[[i, m]] >= terms * (1.0 - 1e-13), "{i} {m}");
                 assert!((x[[i, m]] - sum(0..300, &|j| a[[i, j]] * w[[m, j]])).abs() <= 1e-13 * want);
                 assert!(i + m > 0 || (size[[i, m]] - terms).abs() <= 1e-13 * want);
+                let n = |f: &dyn Fn(usize) -> f64| sum(0..300, &|j| square(f(j))).sqrt();
+                assert!((p.a_norms[i] / n(&|j| a[[i, j]]) - 1.0).abs() < 1e-13);
+                assert!((p.w_norms[m] / n(&|j| w[[m, j]]) - 1.0).abs() < 1e-13);
             }
         }
     }

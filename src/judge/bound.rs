@@ -42,7 +42,7 @@ const FLUSH: f64 = f32::MIN_POSITIVE as f64;
 pub fn bound(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: bool) -> Array2<f64> {
     match terms {
         Terms::Copy => Array2::zeros(x.dim()),
-        Terms::Product { len, size } => {
+        Terms::Product { len, size, .. } => {
             let gamma = contract.accumulate.gamma(*len);
             let tiny = contract.accumulate.roundings(*len) as f64 * TINY;
             size.mapv(|s| gamma * s + tiny)
@@ -187,7 +187,15 @@ mod tests {
     /// 64 products in blocks of 16 into one chain: 4 roundings and one for the total; float64's own 65.
     #[test]
     fn products_count_their_roundings() {
-        let terms = Terms::Product { len: 64, size: array![[3.0]] };
+        let (a, w) = (Array2::zeros((1, 64)), Array2::zeros((1, 64)));
+        let terms = Terms::Product {
+            len: 64,
+            size: array![[3.0]].into(),
+            a_norms: vec![1.0].into(),
+            w_norms: vec![1.0].into(),
+            a: a.view(),
+            w: &strided(&w),
+        };
         let gamma = 5.0 * U / (1.0 - 5.0 * U) + 65.0 * f64::powi(2.0, -53);
         near(of(&contract(), &terms, array![[0.1]], false)[[0, 0]], 3.0 * gamma);
         assert_eq!(of(&contract(), &Terms::Copy, array![[7.0]], false)[[0, 0]], 0.0);
@@ -199,7 +207,7 @@ mod tests {
         let rho = 9.0 * U + f64::powf(2.0, -22.4);
         // 1 + 2^-8 is half way between two bf16 values, 1.25 is one of them.
         let (z, gamma) = (array![[1.0 + 1.0 / 256.0, 1.25]], [-2.0, 2.0]);
-        let terms = |z: &Array2<f64>| Terms::Norm { len: 256, z: z.clone(), gamma: &gamma };
+        let terms = |z: &Array2<f64>| Terms::Norm { len: 256, z: z.clone().into(), gamma: &gamma };
         let b = of(&contract(), &terms(&z), array![[-2.0 - 1.0 / 128.0, 2.5]], false);
         near(b[[0, 0]], rho * (2.0 + 1.0 / 128.0));
         near(b[[0, 1]], rho * 2.5);
@@ -211,11 +219,11 @@ mod tests {
 
     #[test]
     fn rotations_and_copies_beside_them() {
-        let terms = Terms::Rope { size: array![[9.0, 2.0]], first: 1 };
+        let terms = Terms::Rope { size: array![[9.0, 2.0]].into(), first: 1 };
         let b = of(&contract(), &terms, array![[9.0, 1.0]], false);
         assert_eq!(b[[0, 0]], 0.0);
         near(b[[0, 1]], 6.0 * U);
-        let terms = Terms::Rope { size: array![[9.0, 2.0]], first: 0 };
+        let terms = Terms::Rope { size: array![[9.0, 2.0]].into(), first: 0 };
         near(of(&contract(), &terms, array![[9.0, 1.0]], true)[[0, 1]], 10.0 * U);
     }
 
