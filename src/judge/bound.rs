@@ -1,7 +1,9 @@
 /*!
 Bounds: how far an honest engine may be from the reference before its final rounding, element by element.
 
-All are *proven* for the declared contract: no statistics, no constant fitted to data. u = 2⁻²⁴.
+[`bound`] is *proven* for the declared contract: no statistics, no constant fitted to data. u = 2⁻²⁴.
+[`statistical`] is narrower for attention and lse, and may be broken by an honest engine with a probability
+that its derivation states.
 
 - **Product**: γ·Σ|a·b| with Σ|a·b| ≤ Σ over blocks of 128 of ‖a‖‖b‖ (Cauchy–Schwarz) and γ by the number
   of accumulator roundings ([`Accumulate::gamma`](mla_reference::Accumulate::gamma)).
@@ -9,26 +11,21 @@ All are *proven* for the declared contract: no statistics, no constant fitted to
   root), the mean and eps, an approximate reciprocal root, two products. A declared cast of the
   normalised value moves by at most one step of its grid: the larger of |cast(z ± ρ|z|) − cast(z)|.
 - **RoPE**: 3u(|a·cos| + |b·sin|): two products and a sum; a temperature factor adds its own rounding and
-  that of the product.
-- **Attention**: with ε_t the bound of p_t's relative error
-  `ε_t = Δs_t + max Δs + 6u·max|s| + (2⁻²² + u)(1 + r)` (Δs from the product bound; 6u·max|s|: products with
-  scale·log₂e and with the maximum, their differences, which telescope; 2⁻²²: exp2, once for p and once for
-  each of the r times that the running maximum grows and o and l are rescaled),
-  `B_j = Σ_t (ε_t + n·unit) P_t |v_tj| + |x_j|(Σ_t ε_t P_t + λ) + Σ_{t near a tie} ulp(p_t) w_t |v_tj| / l`,
-  λ = (tile + 2T/tile + 5)u: the row sum, in a tile and across tiles.
-  Only a p within ε_t·p of the middle between two values of the cast's grid can be cast to the other one.
-  n counts the roundings of P·V, three a tile for rescaling, six for the end.
-- **lse**: `max ε + λ + 2u|lse|`: the row sum and the logarithm.
+  that of the product. Declared casts of the products: what an error of u moves them by, besides.
+- **Attention**, one range of keys or several that the engine merges: [`attention`].
 - **Merge**: each weight W_s errs by at most `e = 2(4u(spread + 1) + 2⁻²² + (splits + 6)u)` of itself, so
   `B = (e + (splits + 2)u) Σ W|o|`; lse: `e + 3u|lse|`.
 - **Underflow**: below 2⁻¹²⁶ a float32 errs by up to 2⁻¹⁴⁹ whatever its size. Each rounding of a stage adds that,
   and a p may be flushed to zero: 2⁻¹²⁶|v_tj|/l. Nothing of it shows where values are of usual size.
 */
 
-use mla_numeric::{DType, U};
-use mla_reference::attention::{Attended, Head, part, strided, weigh};
-use mla_reference::product::Rows;
-use mla_reference::{Accumulate, Contract, RowSum, Terms};
+pub mod attention;
+
+pub use attention::{Basis, LOG_P_SCORE};
+
+use mla_numeric::U;
+use mla_reference::elementwise::step;
+use mla_reference::{Contract, Terms};
 use ndarray::Array2;
 
 /// exp2 of a GPU's special function unit: largest relative error 2^-22.7 measured; declared 2^-22.
@@ -40,6 +37,18 @@ const FLUSH: f64 = f32::MIN_POSITIVE as f64;
 
 /// |value before the final rounding − x| ≤ this, for every element of a chunk.
 pub fn bound(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: bool) -> Array2<f64> {
+    of(Basis::Proven, contract, terms, x, temperature)
+}
+
+/// The same from the statistical error of scores ([`Basis::Statistical`]): for attention and lse, before and after
+/// internal merges. Of other stages the proven bound.
+///
+/// Breaking it is evidence that draws from the budget of the run: [`LOG_P_SCORE`] a score.
+pub fn statistical(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: bool) -> Array2<f64> {
+    of(Basis::Statistical, contract, terms, x, temperature)
+}
+
+fn of(basis: Basis, contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: bool) -> Array2<f64> {
     match terms {
         Terms::Copy => Array2::zeros(x.dim()),
         Terms::Product { len, size, .. } => {
@@ -61,13 +70,20 @@ pub fn bound(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: b
             }
             b
         }
-        Terms::Rope { size, first } => {
+        Terms::Rope { size, first, steps } => {
             let k = if temperature { 5.0 } else { 3.0 };
             let mut b = size.mapv(|s| k * (U * s + TINY));
+            if !steps.is_empty() {
+                let turned = b.ncols().saturating_sub(steps.ncols());
+                b.slice_mut(ndarray::s![.., turned..]).zip_mut_with(steps, |b, s| *b += s);
+            }
             b.slice_mut(ndarray::s![.., ..*first]).fill(0.0);
             b
         }
-        Terms::Attention { attended, head, lse } => attention(contract, attended, head, *lse),
+        Terms::Attention { attended, head, lse } => {
+            attention::range(basis, contract, attended, head).of(*lse)
+        }
+        Terms::Split { merged, head, lse } => attention::merged(basis, contract, merged, head).of(*lse),
         Terms::Merge { spread, size, splits, lse } => {
             let n = *splits as f64;
             let mut b = Array2::zeros(x.dim());
@@ -80,96 +96,13 @@ pub fn bound(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: b
     }
 }
 
-/// Largest change of `cast(z)` when z moves by at most `by`.
-fn step(cast: DType, z: f64, by: f64) -> f64 {
-    let c = cast.round(z);
-    (cast.round(z + by) - c).abs().max((cast.round(z - by) - c).abs())
-}
-
-/// Whether an error of `by` can move p across the middle between two values of the grid; the step then.
-fn near_tie(cast: DType, p: f64, by: f64) -> Option<f64> {
-    let s = step(cast, p, by);
-    (s > 0.0).then_some(s)
-}
-
-/// L2 norms of rows.
-fn norms(m: &dyn Rows) -> Vec<f64> {
-    let mut row = vec![0.0; m.cols()];
-    (0..m.rows())
-        .map(|t| {
-            m.decode(t, 0, &mut row);
-            row.iter().map(|v| v * v).sum::<f64>().sqrt()
-        })
-        .collect()
-}
-
-fn attention(contract: &Contract, a: &Attended, head: &Head, lse: bool) -> Array2<f64> {
-    let n = a.range.len();
-    let rows = a.x.nrows();
-    let keys = norms(&part(&head.k, a.range.clone()));
-    let score = contract.accumulate.gamma(head.k.cols()) * head.scale.abs();
-    let soft = &contract.softmax;
-    let tile = if soft.tile == 0 { n.max(1) } else { soft.tile };
-    let tiles = n.div_ceil(tile);
-    let pv = (contract.accumulate.roundings(n) + 3 * tiles + 6) as f64 * contract.accumulate.unit();
-    let pv = if contract.accumulate == Accumulate::Exact { 0.0 } else { pv };
-    let sum = (tile as f64 + 2.0 * n as f64 / tile as f64 + 5.0) * U;
-    let tiny = (contract.accumulate.roundings(n) + 3 * tiles + 6) as f64 * TINY;
-    let mut weights = Array2::zeros((rows, n));
-    let mut of_x = vec![0.0; rows];
-    let mut of_lse = vec![0.0; rows];
-    for i in 0..rows {
-        if a.l[i] == 0.0 {
-            continue;
-        }
-        let q = head.q.row(i).iter().map(|v| v * v).sum::<f64>().sqrt();
-        let seen: Vec<usize> = (0..n).filter(|t| a.s[[i, *t]] > f64::NEG_INFINITY).collect();
-        let ds = |t: usize| score * q * keys[t];
-        let worst = seen.iter().map(|t| ds(*t)).fold(0.0, f64::max);
-        let largest = seen.iter().map(|t| a.s[[i, *t]].abs()).fold(0.0, f64::max);
-        let rescaled = seen.windows(2).filter(|t| a.w[[i, t[0]]] != a.w[[i, t[1]]]).count();
-        let common = worst + 6.0 * U * largest + (EXP2 + U) * (1 + rescaled) as f64;
-        let (mut moved, mut most) = (0.0, 0.0f64);
-        for &t in &seen {
-            let e = ds(t) + common;
-            let p = a.p[[i, t]];
-            let share = p * a.w[[i, t]] / a.l[i];
-            let mut w = (e + pv) * share + FLUSH * a.w[[i, t]] / a.l[i];
-            of_x[i] += e * share;
-            most = most.max(e);
-            if let Some(step) = soft.p.and_then(|d| near_tie(d, p, e * p)) {
-                let flip = step * a.w[[i, t]] / a.l[i];
-                w += flip;
-                moved += flip;
-            }
-            weights[[i, t]] = w;
-        }
-        of_x[i] += sum;
-        of_lse[i] = most + sum + 2.0 * U * a.lse[i].abs();
-        if soft.row_sum == RowSum::Rounded {
-            of_x[i] += moved;
-            of_lse[i] += moved;
-        }
-    }
-    if lse {
-        return Array2::from_shape_vec((rows, 1), of_lse).unwrap_or_default();
-    }
-    let mut v = mla_reference::rows::dense(&part(&head.v, a.range.clone()), 0..n, false);
-    v.mapv_inplace(f64::abs);
-    let mut b = weigh(weights.view(), &strided(&v));
-    for (i, mut row) in b.rows_mut().into_iter().enumerate() {
-        for (j, b) in row.iter_mut().enumerate() {
-            *b += a.x[[i, j]].abs() * of_x[i] + tiny;
-        }
-    }
-    b
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use approx::assert_relative_eq;
-    use mla_reference::attention::attend;
+    use mla_numeric::DType;
+    use mla_reference::attention::{Head, attend, strided};
+    use mla_reference::{Accumulate, KeyStats, RowSum};
     use ndarray::{Array2, array};
 
     fn contract() -> Contract {
@@ -219,11 +152,12 @@ mod tests {
 
     #[test]
     fn rotations_and_copies_beside_them() {
-        let terms = Terms::Rope { size: array![[9.0, 2.0]].into(), first: 1 };
+        let none = || Array2::zeros((0, 0)).into();
+        let terms = Terms::Rope { size: array![[9.0, 2.0]].into(), first: 1, steps: none() };
         let b = of(&contract(), &terms, array![[9.0, 1.0]], false);
         assert_eq!(b[[0, 0]], 0.0);
         near(b[[0, 1]], 6.0 * U);
-        let terms = Terms::Rope { size: array![[9.0, 2.0]].into(), first: 0 };
+        let terms = Terms::Rope { size: array![[9.0, 2.0]].into(), first: 0, steps: none() };
         near(of(&contract(), &terms, array![[9.0, 1.0]], true)[[0, 1]], 10.0 * U);
     }
 
@@ -239,7 +173,7 @@ mod tests {
     fn attended(contract: &Contract, k: Array2<f64>, v: Array2<f64>) -> (f64, f64) {
         let q = array![[1.0]];
         let visible = [k.nrows()];
-        let head = Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &visible, scale: 1.0 };
+        let head = Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &visible, scale: 1.0, stats: &KeyStats::default() };
         let a = attend(&head, 0..k.nrows(), contract);
         let b = |lse| {
             let x = if lse { array![[a.lse[0]]] } else { a.x.clone() };

@@ -297,7 +297,8 @@ impl<'a> Session<'a> {
 /// Dtype in which a contract stores a stage.
 pub fn stored(contract: &Contract, stage: Stage) -> DType {
     match stage {
-        Stage::Lse | Stage::PartO | Stage::PartLse => contract.partials,
+        Stage::PartO => contract.partials,
+        Stage::Lse | Stage::PartLse => contract.lse,
         _ => contract.activations,
     }
 }

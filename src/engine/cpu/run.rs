@@ -134,8 +134,11 @@ impl<'a> Run<'a> {
     }
 
     fn zeros(&self, id: TensorId) -> Tensor {
-        let partial = matches!(id.stage, Stage::PartO | Stage::PartLse | Stage::Lse);
-        let dtype = if partial { self.contract.partials } else { self.engine.dtype };
+        let dtype = match id.stage {
+            Stage::PartO => self.contract.partials,
+            Stage::Lse | Stage::PartLse => self.contract.lse,
+            _ => self.engine.dtype,
+        };
         Tensor::zeros(id, self.plan(), self.geometry(), dtype)
     }
 
@@ -379,7 +382,7 @@ impl<'a> Run<'a> {
                 }
             };
             // Rows that are not split are one split of all keys.
-            let splits = if parts { self.contract.splits } else { 1 };
+            let splits = if parts { self.contract.splits } else { 1.into() };
             let ranges = Contract { splits, ..self.contract }.split_ranges(seq.keys());
             for (split, keys) in ranges.into_iter().enumerate() {
                 let first_row = if parts { split * decode_rows + index } else { rows.start };

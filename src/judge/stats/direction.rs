@@ -25,7 +25,7 @@ use super::noise::probabilities;
 use super::score::Fineness;
 use super::tail::{log_normal, log_student};
 use mla_numeric::U;
-use mla_reference::attention::{Attended, Head, part, weigh};
+use mla_reference::attention::{Attended, Head, Merged, part, weigh};
 use mla_reference::product::{Strided, product};
 use ndarray::{Array2, ArrayView2, s};
 use std::f64::consts::LN_2;
@@ -174,6 +174,31 @@ pub fn p_value(kind: Kind, estimate: &Estimate, floor: f64, clean: bool) -> PVal
 /// ∂x/∂ln scale = Σ P_t (s_t − s̄) v_t.
 pub fn scale(a: &Attended, head: &Head) -> Array2<f64> {
     by_scores(a, head, a.s.view())
+}
+
+/// The same of an attention whose splits are merged inside.
+pub fn scale_split(m: &Merged, head: &Head) -> Array2<f64> {
+    let mut d = Array2::zeros(m.x.dim());
+    let probable: Vec<Array2<f64>> = m.parts.iter().map(probabilities).collect();
+    let finite = |s: &f64| if s.is_finite() { *s } else { 0.0 };
+    // s̄ of each row over all keys.
+    let means: Vec<f64> = (0..m.x.nrows())
+        .map(|i| {
+            let part = |(s, (a, p)): (usize, (&Attended, &Array2<f64>))| {
+                let own: f64 = p.row(i).iter().zip(a.s.row(i)).map(|(p, s)| p * finite(s)).sum();
+                m.weights[[s, i]] * own
+            };
+            m.parts.iter().zip(&probable).enumerate().map(part).sum()
+        })
+        .collect();
+    for (s, (a, mut weights)) in m.parts.iter().zip(probable).enumerate() {
+        for (i, (mut w, scores)) in weights.rows_mut().into_iter().zip(a.s.rows()).enumerate() {
+            let of_part = m.weights[[s, i]];
+            w.iter_mut().zip(scores).for_each(|(w, s)| *w *= of_part * (finite(s) - means[i]));
+        }
+        d += &weigh(weights.view(), &part(&head.v, a.range.clone()));
+    }
+    d
 }
 
 /// ∂x by a factor on the rope part of the scores, the last `width` columns of queries and keys.
