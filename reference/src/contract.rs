@@ -309,6 +309,23 @@ impl Contract {
         }
     }
 
+    /// The same contract with one dtype in place of another wherever it stands, as kernels are built for several.
+    pub fn retyped(self, from: DType, to: DType) -> Contract {
+        let of = |d: DType| if d == from { to } else { d };
+        Contract {
+            weights: of(self.weights),
+            norm_weights: of(self.norm_weights),
+            activations: of(self.activations),
+            partials: of(self.partials),
+            lse: of(self.lse),
+            norm_cast: self.norm_cast.map(of),
+            rope_table: of(self.rope_table),
+            rope_products: self.rope_products.map(of),
+            softmax: Softmax { p: self.softmax.p.map(of), ..self.softmax },
+            ..self
+        }
+    }
+
     /// Key ranges of the splits of a row of `keys` keys, in order; see [`Splits::ranges`].
     pub fn split_ranges(&self, keys: usize) -> Vec<Range<usize>> {
         self.splits.ranges(keys, self.softmax.tile)
