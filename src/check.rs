@@ -10,7 +10,7 @@ use crate::engine::cpu::CpuEngine;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::{Engine, EngineError};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
-use crate::judge::{Recorder, Session, Verdict, compare_scalars, overall};
+use crate::judge::{Budget, Recorder, Session, Settings, Unit, Verdict, compare_scalars, overall};
 use crate::model::{Convention, Layer, Model, ModelError, Reading};
 use crate::report::{CaseReport, LayerReport};
 use crate::trace::save::Saver;
@@ -62,6 +62,8 @@ pub struct Options {
     pub hidden: Option<Array2<f64>>,
     /// Convention and eps.
     pub reading: Reading,
+    /// What a run may get wrong, and what it promises to see.
+    pub budget: Budget,
     /// Deliberate fault.
     pub fault: Option<Fault>,
     /// Where tensors are written.
@@ -82,6 +84,7 @@ impl Default for Options {
             accumulate: AccumulateKind::Rn,
             hidden: None,
             reading: Reading { convention: Convention::Hf, norm_eps: None },
+            budget: Budget::default(),
             fault: None,
             save: None,
         }
@@ -133,21 +136,8 @@ pub fn layer_with(
     let stored = model.weights(index)?;
     let spec = model.spec(&options.reading);
     let layer = Layer { index, spec: spec.clone(), weights: &stored };
-    let dtype = if options.engine == EngineKind::Reference { DType::F64 } else { options.dtype };
-    let splits = options.splits();
     progress("drawing the case");
-    let case = Draw {
-        batch: options.batch.clone(),
-        regimes: options.regimes.clone(),
-        seed: options.seed,
-        page_size: options.page_size,
-        splits,
-        dtype,
-        hidden: options.hidden.clone(),
-        spec: &spec,
-        weights: &stored,
-    }
-    .case()?;
+    let case = draw(&layer, options)?;
     let contract = engine.contract();
     let mut saver = match &options.save {
         None => None,
@@ -180,7 +170,15 @@ pub fn layer_with(
             Some(_) => Verdict::Fault,
         };
     } else {
-        judged(&layer, &case, options, engine, &mut saver, progress, &mut report)?;
+        let settings = Settings {
+            budget: options.budget,
+            seed: options.seed,
+            conventions: other_conventions(model, &spec),
+            ..Settings::default()
+        };
+        let recorder = saver.as_mut().map(|s| s as &mut dyn Recorder);
+        (report.tensors, report.odd) = judge(&layer, &case, options, settings, engine, recorder, progress)?;
+        report.verdict = overall(&report.tensors);
     }
     if let Some(s) = saver {
         s.finish(&spec, &case, &contract).map_err(|e| CheckError::Save(e.to_string()))?;
@@ -193,7 +191,24 @@ pub fn layer_with(
 /// thousand terms in another order, each rounding 2^-53.
 pub const FORMS_AGREE: f64 = 1e-12;
 
-fn engine(options: &Options) -> Box<dyn Engine> {
+/// The case that the options ask for.
+pub fn draw(layer: &Layer, options: &Options) -> Result<Case, HiddenError> {
+    Draw {
+        batch: options.batch.clone(),
+        regimes: options.regimes.clone(),
+        seed: options.seed,
+        page_size: options.page_size,
+        splits: options.splits(),
+        dtype: if options.engine == EngineKind::Reference { DType::F64 } else { options.dtype },
+        hidden: options.hidden.clone(),
+        spec: &layer.spec,
+        weights: layer.weights,
+    }
+    .case()
+}
+
+/// The engine that the options ask for.
+pub fn engine(options: &Options) -> Box<dyn Engine> {
     match options.engine {
         EngineKind::Reference => Box::new(ReferenceEngine),
         EngineKind::Cpu => {
@@ -209,32 +224,44 @@ fn engine(options: &Options) -> Box<dyn Engine> {
     }
 }
 
-fn judged(
-    layer: &Layer,
-    case: &Case,
+/// Readings of the model by other conventions, where they differ in a number.
+fn other_conventions(model: &Model, spec: &Spec) -> Vec<(String, Spec)> {
+    let mut others: Vec<(String, Spec)> = Vec::new();
+    for convention in Convention::ALL {
+        let other = model.spec(&Reading { convention, norm_eps: None });
+        if other != *spec && others.iter().all(|(_, s)| *s != other) {
+            others.push((convention.name().to_string(), other));
+        }
+    }
+    others
+}
+
+/// Runs an engine into the judge, with the options' deliberate fault if there is one. Gives the units in the order
+/// of judgement, and what is odd in the weights.
+pub fn judge<'a>(
+    layer: &'a Layer<'a>,
+    case: &'a Case,
     options: &Options,
+    settings: Settings,
     engine: &dyn Engine,
-    saver: &mut Option<Saver>,
-    progress: &dyn Fn(&str),
-    report: &mut LayerReport,
-) -> Result<(), CheckError> {
-    let recorder = saver.as_mut().map(|s| s as &mut dyn Recorder);
+    recorder: Option<&'a mut dyn Recorder>,
+    progress: &'a dyn Fn(&str),
+) -> Result<(Vec<Unit>, Vec<String>), CheckError> {
     let mut session =
-        Session::new(layer, case, &options.forms, report.contract, recorder, Box::new(progress));
+        Session::new(layer, case, &options.forms, engine.contract(), recorder, Box::new(progress))
+            .with(settings);
     match &options.fault {
         None => engine.run(layer, case, &options.forms, &mut session)?,
         Some(fault) => {
             let weights = FaultyWeights::new(fault, layer.weights)?;
             let spec: Spec = fault.spec(&layer.spec);
             let faulty = Layer { index: layer.index, spec, weights: &weights };
-            let mut alter = Alter::new(fault, &layer.spec, &case.plan, &mut session);
+            let mut alter = Alter::new(fault, engine.seams(), &layer.spec, &case.plan, &mut session)?;
             engine.run(&faulty, case, &options.forms, &mut alter)?;
             alter.finish()?;
         }
     }
-    (report.tensors, report.odd) = session.finish();
-    report.verdict = overall(&report.tensors);
-    Ok(())
+    Ok(session.finish())
 }
 
 /// Runs the float64 reference; returns the largest difference between its forms, where both ran.
@@ -244,7 +271,7 @@ fn reference(
     options: &Options,
     saver: &mut Option<Saver>,
     progress: &dyn Fn(&str),
-    tensors: &mut Vec<crate::judge::Unit>,
+    tensors: &mut Vec<Unit>,
 ) -> Result<Option<f64>, CheckError> {
     let mut sink = crate::engine::reference::Collect::new(saver.as_mut(), progress);
     ReferenceEngine.run(layer, case, &options.forms, &mut sink)?;
@@ -285,9 +312,6 @@ pub fn not_judged(options: &Options) -> Vec<String> {
                 "any engine: the float64 reference was computed, nothing was held against it".to_string(),
             );
         }
-    }
-    if options.engine != EngineKind::Reference {
-        all.push("how small a fault would have been seen: power is not measured by this version".to_string());
     }
     if options.forms.len() < 2 {
         let other = if options.forms.contains(&Form::Fused) { "absorbed" } else { "fused" };

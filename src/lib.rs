@@ -16,7 +16,7 @@ gguf → model → case → engine → judge → report
 - [`report`]: one serde struct and its renderers.
 
 [`check`] puts them in order; [`cli`] sits on top and calls all. [`trace`] holds tensors as bits, [`fault`] plants
-deliberate faults, [`synth`] writes model files. Vocabulary and truth lie underneath, in the crates `mla_reference`
+deliberate faults, [`synth`] writes model files, [`study`] runs the judge many times to learn how good it is. Vocabulary and truth lie underneath, in the crates `mla_reference`
 (stages in float64, contracts, dequantisation) and `mla_numeric` (number formats, the tensor core's sum).
 
 ```
@@ -45,5 +45,6 @@ pub mod gguf;
 pub mod judge;
 pub mod model;
 pub mod report;
+pub mod study;
 pub mod synth;
 pub mod trace;

@@ -195,6 +195,7 @@ fn planted_faults_are_found_where_they_are() {
         ("rope-offset=1@k_pe", "k_pe"),
         ("swap-heads=0,2", "attn_out"),
         ("drop-token=1", "part_o"),
+        ("foreign-page=0", "k"),
         ("merge-base", "lse"),
         ("no-rescale", "part_o"),
         ("phantom-output", "out"),

@@ -6,7 +6,7 @@ mod common;
 use common::Keep;
 use common::small::{G, REQUESTS, case, spec, with_layer};
 use mla_check::case::Case;
-use mla_check::engine::cpu::{CpuEngine, Seams};
+use mla_check::engine::cpu::{CpuEngine, Gain, Seams};
 use mla_check::engine::{Engine, EngineError, Sink, SinkError};
 use mla_check::judge::expected;
 use mla_check::model::Layer;
@@ -224,6 +224,83 @@ fn seams_change_what_they_should() {
         let none = usual(CpuEngine { seams: Seams { skip_key: Some(0), ..Seams::default() }, ..base });
         assert_eq!(none.get(Stage::Lse, form).get(0, 0), f64::NEG_INFINITY);
         assert_eq!(none.get(Stage::AttnOut, form).get(0, 0), 0.0);
+    }
+}
+
+/// A gain acts before the one rounding: a tenth of a percent moves about a quarter of all bf16 values of a tensor (a
+/// value rounds elsewhere when a midpoint lies within 1e-3 of itself: 1e-3 · 2⁷ to 2⁸), and what is already
+/// rounded not at all.
+#[test]
+fn gains_and_offsets_act_before_rounding() {
+    let base = engine(DType::Bf16, 2);
+    let clean = usual(base);
+    let seam = |stage, head, factor| {
+        let gain = Some(Gain { stage, head, factor });
+        usual(CpuEngine { seams: Seams { gain, ..Seams::default() }, ..base })
+    };
+    let moved = |a: &Tensor, b: &Tensor, cols: std::ops::Range<usize>| {
+        let all = (0..a.rows).flat_map(|r| cols.clone().map(move |c| (r, c)));
+        let (n, k) =
+            all.fold((0, 0), |(n, k), (r, c)| (n + 1, k + usize::from(a.bits(r, c) != b.bits(r, c))));
+        k as f64 / f64::from(n)
+    };
+    for (stage, form) in [
+        (Stage::QA, Form::Fused),
+        (Stage::V, Form::Fused),
+        (Stage::AttnOut, Form::Fused),
+        (Stage::OLatent, Form::Absorbed),
+        (Stage::AttnOut, Form::Absorbed),
+    ] {
+        let (a, b) = (clean.get(stage, form), &seam(stage, None, 1.001));
+        let share = moved(a, b.get(stage, form), 0..a.cols);
+        assert!((0.1..0.35).contains(&share), "{form:?} {stage}: {share}");
+        assert_eq!(a.dtype, b.get(stage, form).dtype);
+        for r in 0..a.rows {
+            for c in 0..a.cols {
+                let x = a.get(r, c);
+                assert_eq!(a.dtype.round(x * 1.001), x, "a value that is rounded keeps it");
+            }
+        }
+        let none = seam(stage, None, 1.0);
+        assert_eq!(a, none.get(stage, form), "{form:?} {stage}: a gain of 1 is none");
+    }
+    let attn_out = clean.get(Stage::AttnOut, Form::Fused);
+    let one = seam(Stage::AttnOut, Some(1), 1.001);
+    let share =
+        |h: usize| moved(attn_out, one.get(Stage::AttnOut, Form::Fused), h * G.value..(h + 1) * G.value);
+    assert!(share(0) == 0.0 && share(1) > 0.1 && share(2) == 0.0);
+    // Half a thousandth of a position turns the first pair by 5e-4: less than a value that is rounded can show.
+    let turned =
+        usual(CpuEngine { seams: Seams { rope_offset: Some((Stage::Q, 5e-4)), ..Seams::default() }, ..base });
+    let (a, b) = (clean.get(Stage::Q, Form::Fused), turned.get(Stage::Q, Form::Fused));
+    assert_eq!(moved(a, b, 0..G.nope), 0.0);
+    assert!(moved(a, b, G.nope..G.key()) > 0.02);
+}
+
+/// Keys of another request are read, none is written elsewhere.
+#[test]
+fn a_foreign_page_is_read_and_never_written() {
+    let base = engine(DType::Bf16, 2);
+    let clean = usual(base);
+    let foreign = usual(CpuEngine { seams: Seams { foreign_page: Some(1), ..Seams::default() }, ..base });
+    let c = case(&REQUESTS, 2, 1, base.dtype);
+    assert_eq!(clean.get(Stage::Cache, Form::Fused).bytes, foreign.get(Stage::Cache, Form::Fused).bytes);
+    let changed: Vec<Vec<usize>> = c
+        .plan
+        .key_rows()
+        .map(|(_, _, rows)| {
+            let (a, b) = (clean.get(Stage::K, Form::Fused), foreign.get(Stage::K, Form::Fused));
+            let differs =
+                |r: &usize| (0..a.cols).any(|j| a.bits(rows.start + r, j) != b.bits(rows.start + r, j));
+            (0..rows.len()).filter(differs).collect()
+        })
+        .collect();
+    // Pages have four slots; one token alone has no second page.
+    assert_eq!(changed, [vec![4, 5, 6, 7], vec![4, 5, 6, 7], vec![], vec![4, 5, 6, 7]]);
+    for form in Form::ALL {
+        let finite = |t: &Tensor| (0..t.rows).all(|r| (0..t.cols).all(|j| t.get(r, j).is_finite()));
+        assert!(finite(foreign.get(Stage::AttnOut, form)), "{form:?}");
+        assert_ne!(clean.get(Stage::AttnOut, form), foreign.get(Stage::AttnOut, form));
     }
 }
 

@@ -119,11 +119,7 @@ pub fn attend(head: &Head, range: Range<usize>, contract: &Contract) -> Attended
     }
     let first = values.cols.div_ceil(2);
     let low = Strided { cols: first, ..values };
-    let high = Strided {
-        data: values.data.get(first..).unwrap_or(&[]),
-        cols: values.cols - first,
-        ..values
-    };
+    let high = Strided { data: values.data.get(first..).unwrap_or(&[]), cols: values.cols - first, ..values };
     let mut x = Array2::zeros((rows, values.cols));
     x.slice_mut(s![.., ..first]).assign(&weigh(own.a.view(), &low));
     x.slice_mut(s![.., first..]).assign(&weigh(above.a.view(), &high));
@@ -355,7 +351,14 @@ mod tests {
     #[test]
     fn exact_contract_is_plain_softmax_with_a_causal_mask() {
         let (q, k, v) = data();
-        let head = Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &[8, 9], scale: 0.7, stats: &KeyStats::default() };
+        let head = Head {
+            q: q.view(),
+            k: strided(&k),
+            v: strided(&v),
+            visible: &[8, 9],
+            scale: 0.7,
+            stats: &KeyStats::default(),
+        };
         let mut tiled = Contract::exact();
         tiled.softmax.tile = 4;
         for c in [Contract::exact(), tiled] {
@@ -373,7 +376,14 @@ mod tests {
     #[test]
     fn parts_merge_to_the_whole() {
         let (q, k, v) = data();
-        let head = Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &[8, 9], scale: 0.7, stats: &KeyStats::default() };
+        let head = Head {
+            q: q.view(),
+            k: strided(&k),
+            v: strided(&v),
+            visible: &[8, 9],
+            scale: 0.7,
+            stats: &KeyStats::default(),
+        };
         let c = Contract::exact();
         let whole = attend(&head, 0..9, &c);
         let parts: Vec<_> = [0..4, 4..8, 8..9].map(|r| attend(&head, r, &c)).into();
@@ -395,7 +405,14 @@ mod tests {
         let (mut q, mut k, v) = data();
         k[[1, 0]] = f64::NAN;
         let attended = |q: &Array2<f64>, k: &Array2<f64>, tile| {
-            let head = Head { q: q.view(), k: strided(k), v: strided(&v), visible: &[1, 9], scale: 0.7, stats: &KeyStats::default() };
+            let head = Head {
+                q: q.view(),
+                k: strided(k),
+                v: strided(&v),
+                visible: &[1, 9],
+                scale: 0.7,
+                stats: &KeyStats::default(),
+            };
             let mut c = Contract::exact();
             c.softmax.tile = tile;
             attend(&head, 0..9, &c)
@@ -415,7 +432,14 @@ mod tests {
         // One column of keys, so scores are q·k = 0, ln 1.003, ln 3: tile of 1, then of 2, then of 3.
         let k = array![[0.0], [1.003f64.ln()], [3f64.ln()]];
         let (q, v) = (array![[1.0]], array![[1.0], [10.0], [100.0]]);
-        let head = Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &[3], scale: 1.0, stats: &KeyStats::default() };
+        let head = Head {
+            q: q.view(),
+            k: strided(&k),
+            v: strided(&v),
+            visible: &[3],
+            scale: 1.0,
+            stats: &KeyStats::default(),
+        };
         let mut c = Contract::exact();
         c.softmax.p = Some(DType::Bf16);
         let r = |x| DType::Bf16.round(x);
@@ -430,5 +454,96 @@ mod tests {
             let x: f64 = (p[0] + 10.0 * p[1] + 100.0 * p[2]) / (1.0 + 1.003 + 3.0);
             assert_relative_eq!(attend(&head, 0..3, &c).x[[0, 0]], x, max_relative = 1e-14);
         }
+    }
+
+    /// Scores ln of these, against the query 1.
+    fn keys(weights: &[f64]) -> Array2<f64> {
+        Array2::from_shape_fn((weights.len(), 1), |(t, _)| weights[t].ln())
+    }
+
+    fn close(got: f64, want: f64) {
+        assert_relative_eq!(got, want, max_relative = 1e-14);
+    }
+
+    #[test]
+    fn pairs_of_tiles_share_a_maximum_in_the_upper_columns() {
+        // Tiles of one key: in the lower column each p is exp(0) = 1, in the upper one the first of a pair is
+        // relative to the larger of the two, and the odd one out to itself.
+        let (k, q) = (keys(&[1.0, 1.003, 1.01]), array![[1.0]]);
+        let v = array![[1.0, 1.0], [10.0, 10.0], [100.0, 100.0]];
+        let stats = KeyStats::default();
+        let head =
+            Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &[3], scale: 1.0, stats: &stats };
+        let mut c = Contract::exact();
+        (c.softmax.p, c.softmax.tile, c.softmax.pairs) = (Some(DType::Bf16), 1, true);
+        let a = attend(&head, 0..3, &c);
+        let sum = 1.0 + 1.003 + 1.01;
+        let first = DType::Bf16.round(1.0 / 1.003) * 1.003;
+        close(a.x[[0, 0]], (1.0 + 10.0 * 1.003 + 100.0 * 1.01) / sum);
+        close(a.x[[0, 1]], (first + 10.0 * 1.003 + 100.0 * 1.01) / sum);
+        assert!(first != 1.0);
+        // The row sum is that of the lower columns, cast or not.
+        c.softmax.row_sum = RowSum::Rounded;
+        close(attend(&head, 0..3, &c).l[0], sum / 1.01);
+        assert_eq!(a.groups().iter().map(|g| g.columns.clone()).collect::<Vec<_>>(), [0..1, 1..2]);
+    }
+
+    #[test]
+    fn p_may_be_normalised_before_its_cast_and_scores_cast_before_that() {
+        let (k, q, v) = (array![[0.705], [0.3]], array![[1.01]], array![[1.0], [3.0]]);
+        let stats = KeyStats::default();
+        let head =
+            Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &[2], scale: 0.9, stats: &stats };
+        let r = |x| DType::Bf16.round(x);
+        let mut c = Contract { activations: DType::Bf16, ..Contract::exact() };
+        (c.softmax.p, c.softmax.normalised) = (Some(DType::Bf16), true);
+        (c.softmax.cast_raw, c.softmax.cast_scaled) = (true, true);
+        let s = [0.705, 0.3].map(|k| r(r(1.01 * k) * 0.9));
+        let sum: f64 = s.iter().map(|s| s.exp()).sum();
+        let p = s.map(|s| r(s.exp() / sum));
+        let a = attend(&head, 0..2, &c);
+        close(a.x[[0, 0]], p[0] + 3.0 * p[1]);
+        close(a.lse[0], sum.ln());
+        assert_eq!(a.raw, Some(array![[1.01 * 0.705, 1.01 * 0.3]]));
+        // One of the two alone.
+        c.softmax.cast_scaled = false;
+        let s = [0.705, 0.3].map(|k| r(1.01 * k) * 0.9);
+        close(attend(&head, 0..2, &c).lse[0], s.iter().map(|s| s.exp()).sum::<f64>().ln());
+        assert!((s[0] - 1.01 * 0.705 * 0.9).abs() > 1e-3);
+        // Splits play no part.
+        assert_eq!(attend_split(&head, &[0..1, 1..2], &c).x, attend(&head, 0..2, &c).x);
+        // A cast of unknown place is not emulated.
+        (c.softmax.emulate, c.softmax.cast_raw) = (false, false);
+        let e = [0.705, 0.3].map(|k| (1.01f64 * k * 0.9).exp());
+        close(attend(&head, 0..2, &c).x[[0, 0]], (e[0] + 3.0 * e[1]) / (e[0] + e[1]));
+    }
+
+    #[test]
+    fn narrow_partials_are_cast_once_or_twice() {
+        // Four splits of one key: x_s is its value, W_s its weight over 1 + 2 + 3 + 4.
+        let (k, q) = (keys(&[1.0, 2.0, 3.0, 4.0]), array![[1.0]]);
+        let v = array![[1.003], [2.01], [3.01], [4.03]];
+        let stats = KeyStats::default();
+        let head =
+            Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &[4], scale: 1.0, stats: &stats };
+        let r = |x| DType::Bf16.round(x);
+        let parts = [0..1, 1..2, 2..3, 3..4];
+        let mut c = Contract { partials: DType::Bf16, ..Contract::exact() };
+        let stored: Vec<f64> = v.iter().map(|v| r(*v)).collect();
+        let once: f64 = stored.iter().zip([0.1, 0.2, 0.3, 0.4]).map(|(v, w)| v * w).sum();
+        let m = attend_split(&head, &parts, &c);
+        close(m.x[[0, 0]], once);
+        close(m.lse[0], 10f64.ln());
+        assert_eq!((m.states.len(), m.parts.len()), (4, 4));
+        // Partials 0 and 2, 1 and 3 first, and those two states once more.
+        c.merge_groups = Some(2);
+        let groups = [(stored[0] * 0.25 + stored[2] * 0.75, 0.4), ((stored[1] + 2.0 * stored[3]) / 3.0, 0.6)];
+        let twice: f64 = groups.iter().map(|(y, w)| r(*y) * w).sum();
+        let m = attend_split(&head, &parts, &c);
+        close(m.x[[0, 0]], twice);
+        assert_eq!(m.states.iter().map(|s| s.parts.clone()).collect::<Vec<_>>(), [vec![0, 2], vec![1, 3]]);
+        assert!((once - twice).abs() > 1e-4);
+        // One split is stored nowhere.
+        assert_eq!(attend_split(&head, &[0..4, 4..4], &c).x, attend(&head, 0..4, &c).x);
     }
 }

@@ -112,6 +112,30 @@ pub enum Terms<'a, 'b> {
     },
 }
 
+impl Terms<'_, '_> {
+    /// The terms of some rows of the chunk, where rows are independent of what the terms share; else None.
+    pub fn rows(&self, rows: Range<usize>) -> Option<Terms<'_, '_>> {
+        fn part<'m>(m: &'m CowArray<f64, Ix2>, rows: Range<usize>) -> CowArray<'m, f64, Ix2> {
+            if m.is_empty() { m.view().into() } else { m.slice(s![rows, ..]).into() }
+        }
+        match self {
+            Terms::Product { len, size, a_norms, w_norms, a, w } => Some(Terms::Product {
+                len: *len,
+                size: part(size, rows.clone()),
+                a_norms: Cow::Borrowed(a_norms.get(rows.clone()).unwrap_or(&[])),
+                w_norms: Cow::Borrowed(w_norms),
+                a: a.slice(s![rows, ..]),
+                w: *w,
+            }),
+            Terms::Norm { len, z, gamma } => Some(Terms::Norm { len: *len, z: part(z, rows), gamma }),
+            Terms::Rope { size, first, steps } => {
+                Some(Terms::Rope { size: part(size, rows.clone()), first: *first, steps: part(steps, rows) })
+            }
+            _ => None,
+        }
+    }
+}
+
 /// A block of a stage's matrix: the value before the final rounding, and its terms.
 pub struct Chunk<'a, 'b> {
     /// Rows of the stage's matrix.

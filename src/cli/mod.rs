@@ -5,12 +5,14 @@ One file a command. Reports go to stdout, progress and warnings to stderr. Every
 where, what to do. Exit codes are those of [`judge::TABLE`](crate::judge::TABLE).
 */
 
+mod calibrate;
 mod devices;
 mod inspect;
 mod layers;
 mod out;
 mod packaging;
 mod run;
+mod sensitivity;
 mod synth;
 mod text;
 
@@ -72,6 +74,10 @@ enum Command {
     Inspect(inspect::InspectArgs),
     /// Write a model file with real dimensions and random weights
     Synth(synth::SynthArgs),
+    /// Judge many clean runs: no alarm, and p-values as rare as they say
+    Calibrate(calibrate::CalibrateArgs),
+    /// Find the smallest fault of each kind that the judge sees
+    Sensitivity(sensitivity::SensitivityArgs),
     /// Show which engines this machine can run, and what is missing
     Devices(devices::DevicesArgs),
     /// Print a completion script for a shell
@@ -97,6 +103,8 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::main(args, &mut output),
         Command::Inspect(args) => inspect::main(args, &mut output),
         Command::Synth(args) => synth::main(args, &mut output),
+        Command::Calibrate(args) => calibrate::main(args, &mut output),
+        Command::Sensitivity(args) => sensitivity::main(args, &mut output),
         Command::Devices(args) => devices::main(args, &mut output),
         Command::Completions(args) => packaging::completions(args, &mut output),
         Command::Man => packaging::man(&mut output),

@@ -6,7 +6,7 @@ use crate::case::{Batch, DEFAULT_BATCH};
 use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options, not_judged};
 use crate::engine::{EngineError, SinkError};
 use crate::fault::{Fault, NAMES};
-use crate::judge::Verdict;
+use crate::judge::{Budget, Verdict};
 use crate::model::{Convention, Model, Reading};
 use crate::report::{LayerReport, ModelReport, Report, terminal};
 use crate::trace::npy;
@@ -96,7 +96,7 @@ fn fault_help() -> String {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum EngineArg {
+pub(super) enum EngineArg {
     /// cuda where a GPU answers, else cpu; this version has cpu only
     Auto,
     /// A GPU kernel's arithmetic, emulated
@@ -110,24 +110,81 @@ enum EngineArg {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum FormArg {
+pub(super) enum FormArg {
     Both,
     Fused,
     Absorbed,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum DtypeArg {
+pub(super) enum DtypeArg {
     Bf16,
     F16,
     F32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum RegimeArg {
+pub(super) enum RegimeArg {
     Both,
     Random,
     Peaked,
+}
+
+impl EngineArg {
+    /// The engine, and why it is this one.
+    pub(super) fn kind(self) -> Result<(EngineKind, &'static str), Failure> {
+        let gone = |name: &str| {
+            Failure::Unavailable(format!(
+                "engine {name} is not part of this version\n  where: --engine\n  do: run without --engine, or with --engine cpu or reference"
+            ))
+        };
+        let require_gpu = std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1");
+        Ok(match self {
+            EngineArg::Auto if require_gpu => {
+                return Err(Failure::Unavailable(
+                    "a GPU is required and engine cuda is not part of this version\n  where: MLA_CHECK_REQUIRE_GPU=1\n  do: unset it, or pass --engine cpu".into(),
+                ));
+            }
+            EngineArg::Auto => (EngineKind::Cpu, "chosen because this version has no GPU engine"),
+            EngineArg::Cpu => (EngineKind::Cpu, "chosen by --engine"),
+            EngineArg::Reference => (EngineKind::Reference, "chosen by --engine"),
+            EngineArg::Cuda => return Err(gone("cuda")),
+            EngineArg::Ptx => return Err(gone("ptx")),
+        })
+    }
+}
+
+impl FormArg {
+    /// The forms.
+    pub(super) fn forms(self) -> Vec<Form> {
+        match self {
+            FormArg::Both => Form::ALL.to_vec(),
+            FormArg::Fused => vec![Form::Fused],
+            FormArg::Absorbed => vec![Form::Absorbed],
+        }
+    }
+}
+
+impl DtypeArg {
+    /// The dtype.
+    pub(super) fn dtype(self) -> DType {
+        match self {
+            DtypeArg::Bf16 => DType::Bf16,
+            DtypeArg::F16 => DType::F16,
+            DtypeArg::F32 => DType::F32,
+        }
+    }
+}
+
+impl RegimeArg {
+    /// The regimes.
+    pub(super) fn regimes(self) -> Vec<Regime> {
+        match self {
+            RegimeArg::Both => Regime::ALL.to_vec(),
+            RegimeArg::Random => vec![Regime::Random],
+            RegimeArg::Peaked => vec![Regime::Peaked],
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -252,7 +309,7 @@ fn worst(layers: &[LayerReport]) -> Verdict {
     layers.iter().map(|l| l.verdict).max().unwrap_or(Verdict::NotCompared)
 }
 
-fn failure(e: CheckError) -> Failure {
+pub(super) fn failure(e: CheckError) -> Failure {
     match e {
         CheckError::Engine(EngineError::Sink(SinkError::Write(e))) => Failure::Input(e),
         CheckError::Engine(e) => Failure::Broke(format!(
@@ -263,24 +320,7 @@ fn failure(e: CheckError) -> Failure {
 }
 
 fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
-    let gone = |name: &str| {
-        Failure::Unavailable(format!(
-            "engine {name} is not part of this version\n  where: --engine\n  do: run without --engine, or with --engine cpu or reference"
-        ))
-    };
-    let require_gpu = std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1");
-    let (engine, choice) = match args.engine {
-        EngineArg::Auto if require_gpu => {
-            return Err(Failure::Unavailable(
-                "a GPU is required and engine cuda is not part of this version\n  where: MLA_CHECK_REQUIRE_GPU=1\n  do: unset it, or pass --engine cpu".into(),
-            ));
-        }
-        EngineArg::Auto => (EngineKind::Cpu, "chosen because this version has no GPU engine"),
-        EngineArg::Cpu => (EngineKind::Cpu, "chosen by --engine"),
-        EngineArg::Reference => (EngineKind::Reference, "chosen by --engine"),
-        EngineArg::Cuda => return Err(gone("cuda")),
-        EngineArg::Ptx => return Err(gone("ptx")),
-    };
+    let (engine, choice) = args.engine.kind()?;
     if args.accumulate == AccumulateKind::Mma && args.dtype == DtypeArg::F32 {
         return Err(Failure::Input(
             "a tensor core has 16-bit operands\n  where: --accumulate mma --dtype f32\n  do: pass --dtype bf16 or f16, or --accumulate rn".into(),
@@ -302,22 +342,10 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
     };
     let options = Options {
         engine,
-        forms: match args.form {
-            FormArg::Both => Form::ALL.to_vec(),
-            FormArg::Fused => vec![Form::Fused],
-            FormArg::Absorbed => vec![Form::Absorbed],
-        },
+        forms: args.form.forms(),
         batch,
-        dtype: match args.dtype {
-            DtypeArg::Bf16 => DType::Bf16,
-            DtypeArg::F16 => DType::F16,
-            DtypeArg::F32 => DType::F32,
-        },
-        regimes: match args.regime {
-            RegimeArg::Both => Regime::ALL.to_vec(),
-            RegimeArg::Random => vec![Regime::Random],
-            RegimeArg::Peaked => vec![Regime::Peaked],
-        },
+        dtype: args.dtype.dtype(),
+        regimes: args.regime.regimes(),
         seed: args.seed,
         page_size: args.page_size as usize,
         splits: match args.splits {
@@ -326,6 +354,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         },
         accumulate: args.accumulate,
         hidden,
+        budget: Budget::default(),
         reading: Reading { convention: args.convention, norm_eps: args.norm_eps },
         fault,
         save: args.save.clone(),

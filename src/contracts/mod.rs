@@ -190,7 +190,10 @@ mod tests {
             assert!(list.len() == 1 && list[0].contains(words), "{list:?}");
             assert!(c.to_string().contains(&list[0]), "{c}");
         }
-        let c = parse(&format!("{SHORT}[softmax]\ntile=0\np='none'\nrow_sum='rounded'\nexponential='polynomial'"), "x");
+        let c = parse(
+            &format!("{SHORT}[softmax]\ntile=0\np='none'\nrow_sum='rounded'\nexponential='polynomial'"),
+            "x",
+        );
         assert!(c.unwrap().unsupported()[0].contains("polynomial"));
     }
 }

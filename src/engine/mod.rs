@@ -66,6 +66,10 @@ pub trait Engine {
     fn spec<'a>(&self, layer: &'a Layer) -> std::borrow::Cow<'a, Spec> {
         std::borrow::Cow::Borrowed(&layer.spec)
     }
+    /// Deliberate faults that the engine itself carries out; None: it has no seams.
+    fn seams(&self) -> Option<&cpu::Seams> {
+        None
+    }
     /// The roundings it declares, known before the run.
     fn contract(&self) -> Contract;
     /// Runs one plan in these forms; weights first, then stages in table order, shared ones once.

@@ -1,13 +1,15 @@
 /*! Carrying faults out: altered weights, and a sink that alters tensors on their way. */
 
-use super::{Fault, FaultError, Kind};
+use super::{Fault, FaultError, HEAD, Kind};
 use crate::case::Stream;
+use crate::engine::cpu::seams::foreign;
+use crate::engine::cpu::{Gain, Seams};
 use crate::engine::{Sink, SinkError};
 use crate::trace::{Tensor, TensorId};
 use mla_reference::elementwise::{rope_table, rotate};
 use mla_reference::product::Rows;
 use mla_reference::rows::Patched;
-use mla_reference::{Axis, Phase, Plan, Spec, Stage, Weight, Weights};
+use mla_reference::{Phase, Plan, Spec, Stage, Weight, Weights};
 use std::collections::BTreeMap;
 
 /// Draws of an element before any magnitude will do.
@@ -94,6 +96,8 @@ impl<'a> FaultyWeights<'a> {
 /// A sink in front of another one, which alters tensors on their way.
 pub struct Alter<'a> {
     fault: &'a Fault,
+    /// The engine carries the fault out itself.
+    inside: bool,
     spec: &'a Spec,
     plan: &'a Plan,
     inner: &'a mut dyn Sink,
@@ -101,47 +105,63 @@ pub struct Alter<'a> {
 }
 
 impl<'a> Alter<'a> {
-    /// In front of `inner`.
-    pub fn new(fault: &'a Fault, spec: &'a Spec, plan: &'a Plan, inner: &'a mut dyn Sink) -> Alter<'a> {
-        Alter { fault, spec, plan, inner, hits: 0 }
+    /// In front of `inner`, for an engine with these seams.
+    pub fn new(
+        fault: &'a Fault,
+        seams: Option<&Seams>,
+        spec: &'a Spec,
+        plan: &'a Plan,
+        inner: &'a mut dyn Sink,
+    ) -> Result<Alter<'a>, FaultError> {
+        let wanted = fault.seams();
+        let inside = wanted != Seams::default() && seams == Some(&wanted);
+        if fault.needs_seams() && !inside {
+            return Err(FaultError::Nowhere(
+                "this engine has no seam for the fault".into(),
+                fault.text.clone(),
+                "take --engine cpu, or a fault that acts on a weight, a tensor or a scalar".into(),
+            ));
+        }
+        Ok(Alter { fault, inside, spec, plan, inner, hits: 0 })
     }
 
     /// Fails where the fault had nothing to act on: a clean report under its name would be a lie.
     pub fn finish(self) -> Result<(), FaultError> {
-        let tensor_fault = !matches!(
-            self.fault.kind,
-            Kind::WeightElement(_)
-                | Kind::SoftmaxScale(_)
-                | Kind::Eps(_)
-                | Kind::DropToken(_)
-                | Kind::MergeBase
-                | Kind::NoRescale
-        );
-        let name = self.fault.stage.map_or("tensor", Stage::name);
-        if let Kind::SwapHeads(a, b) = self.fault.kind
-            && a.max(b) >= self.spec.geometry.heads
-        {
-            return Err(FaultError::Nowhere(
+        let nowhere =
+            |what: String, mend: String| Err(FaultError::Nowhere(what, self.fault.text.clone(), mend));
+        match self.fault.kind {
+            Kind::SwapHeads(a, b) if a.max(b) >= self.spec.geometry.heads => nowhere(
                 format!("head {} does not exist", a.max(b)),
-                self.fault.text.clone(),
                 format!("choose heads below {}", self.spec.geometry.heads),
-            ));
-        }
-        if tensor_fault && self.hits == 0 {
-            return Err(FaultError::Nowhere(
-                format!("no {name} was computed in this run, so nothing was altered"),
-                self.fault.text.clone(),
-                "choose a tensor, form and batch that this run has".into(),
-            ));
-        }
-        if self.fault.kind == Kind::MergeBase && !self.plan.is_split(Phase::Decode) {
-            return Err(FaultError::Nowhere(
+            ),
+            Kind::MergeBase if !self.plan.is_split(Phase::Decode) => nowhere(
                 "nothing is merged in this run".into(),
-                self.fault.text.clone(),
                 "pass --splits 2 or more, and a request of one new token".into(),
-            ));
+            ),
+            Kind::ForeignPage(p)
+                if (0..self.plan.sequences.len()).all(|i| foreign(self.plan, i, p).is_none()) =>
+            {
+                nowhere(
+                    format!("no request has a page {p} that could be another's"),
+                    "choose a lower page, or a batch of several requests of that length".into(),
+                )
+            }
+            Kind::WeightElement(_)
+            | Kind::SoftmaxScale(_)
+            | Kind::Eps(_)
+            | Kind::DropToken(_)
+            | Kind::ForeignPage(_)
+            | Kind::MergeBase
+            | Kind::NoRescale => Ok(()),
+            _ if self.hits == 0 => nowhere(
+                format!(
+                    "no {} was computed in this run, so nothing was altered",
+                    self.fault.stage.map_or("tensor", Stage::name)
+                ),
+                "choose a tensor, form and batch that this run has".into(),
+            ),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn alter(&self, id: TensorId, t: &mut Tensor) -> bool {
@@ -149,12 +169,12 @@ impl<'a> Alter<'a> {
             Kind::Element(_) => self.element(t),
             Kind::OutputGain(f) => (0..t.rows).for_each(|r| scale(t, r, 0..t.cols, f)),
             Kind::HeadGain(f) => {
-                let Some((heads, width)) = heads(t) else { return false };
-                let h = 1.min(heads - 1);
-                (0..t.rows).for_each(|r| scale(t, r, h * width..(h + 1) * width, f));
+                let gain = Gain { stage: id.stage, head: Some(HEAD), factor: f };
+                let Some(columns) = gain.columns(t) else { return false };
+                (0..t.rows).for_each(|r| scale(t, r, columns.clone(), f));
             }
             Kind::SwapHeads(a, b) => {
-                let Some((heads, width)) = heads(t) else { return false };
+                let Some((heads, width)) = t.heads() else { return false };
                 if a >= heads || b >= heads {
                     return false;
                 }
@@ -205,13 +225,6 @@ impl<'a> Alter<'a> {
     }
 }
 
-/// Heads of a tensor and the columns of one, where it has a head axis among its columns.
-fn heads(t: &Tensor) -> Option<(usize, usize)> {
-    let at = t.axes.iter().position(|a| *a == Axis::Head)?;
-    let heads = t.shape[at];
-    (heads > 0 && t.cols.is_multiple_of(heads)).then(|| (heads, t.cols / heads))
-}
-
 fn scale(t: &mut Tensor, row: usize, cols: std::ops::Range<usize>, f: f64) {
     let mut line = vec![0.0; cols.len()];
     t.read(row, cols.clone(), &mut line);
@@ -228,6 +241,11 @@ impl Sink for Alter<'_> {
     }
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         if !self.fault.hits(id) {
+            return self.inner.tensor(id, tensor);
+        }
+        if self.inside {
+            let whole = !matches!(self.fault.kind, Kind::HeadGain(_)) || tensor.heads().is_some();
+            self.hits += usize::from(whole);
             return self.inner.tensor(id, tensor);
         }
         // A phantom buffer is right where it is recorded, and another one where it is read.

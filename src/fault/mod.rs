@@ -2,7 +2,7 @@
 Deliberate faults: one thing altered on purpose, from outside the engine.
 
 `NAME[=SIZE][@TENSOR]`. A fault is a transform of the layer that the engine is given, of a tensor that it
-hands over (it goes on from the altered bits), or a seam of the CPU engine. The declared contract and scalars
+hands over (it goes on from the altered bits), or a [seam](Seams) of the CPU engine. The declared contract and scalars
 stay what they were: the judge has to find the rest. Reports of such runs say DELIBERATE FAULT.
 */
 
@@ -12,9 +12,13 @@ mod parse;
 pub use apply::{Alter, FaultyWeights};
 pub use parse::{FaultError, NAMES};
 
-use crate::engine::cpu::Seams;
+use crate::engine::cpu::{Gain, Seams};
 use crate::trace::TensorId;
 use mla_reference::{Spec, Stage, Weight};
+
+/// Head that a gain of one head acts on, or the last one where there are fewer: a wrong index may still get head 0
+/// right.
+const HEAD: usize = 1;
 
 /// What is altered.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +41,8 @@ pub enum Kind {
     SwapHeads(usize, usize),
     /// A key position left out of attention.
     DropToken(usize),
+    /// A page of the page table leads to another request's when keys are gathered.
+    ForeignPage(usize),
     /// Partial results merged with exp of base-2 logarithms.
     MergeBase,
     /// The running maximum grows, the sums are not rescaled.
@@ -82,16 +88,30 @@ impl Fault {
         s
     }
 
-    /// The CPU engine's seams.
+    /// The CPU engine's seams. Gains and offsets of a stage that the engine computes act before it rounds; of a
+    /// copy, and in an engine without seams, the stored tensor is altered.
     pub fn seams(&self) -> Seams {
-        Seams {
-            merge_base_e: self.kind == Kind::MergeBase,
-            no_rescale: self.kind == Kind::NoRescale,
-            skip_key: match self.kind {
-                Kind::DropToken(s) => Some(s),
-                _ => None,
-            },
+        let gain = |head, factor| {
+            let stage = self.stage.filter(|s| Gain::has_seam(*s))?;
+            Some(Gain { stage, head, factor })
+        };
+        let mut seams = Seams::default();
+        match self.kind {
+            Kind::MergeBase => seams.merge_base_e = true,
+            Kind::NoRescale => seams.no_rescale = true,
+            Kind::DropToken(s) => seams.skip_key = Some(s),
+            Kind::ForeignPage(p) => seams.foreign_page = Some(p),
+            Kind::OutputGain(f) => seams.gain = gain(None, f),
+            Kind::HeadGain(f) => seams.gain = gain(Some(HEAD), f),
+            Kind::RopeOffset(n) => seams.rope_offset = self.stage.map(|s| (s, n)),
+            _ => {}
         }
+        seams
+    }
+
+    /// Whether only an engine with seams can carry the fault out.
+    fn needs_seams(&self) -> bool {
+        matches!(self.kind, Kind::MergeBase | Kind::NoRescale | Kind::DropToken(_) | Kind::ForeignPage(_))
     }
 
     /// Whether the fault alters this tensor when it is handed over.

@@ -13,6 +13,7 @@ pub const NAMES: &[(&str, &str)] = &[
     ("rope-offset=N[@TENSOR]", "positions of q (or @k_pe) moved by N"),
     ("swap-heads=A,B[@TENSOR]", "heads A and B of TENSOR (default attn_out) exchanged"),
     ("drop-token=S", "key position S left out of attention"),
+    ("foreign-page=P", "page P of the page table leads to another request's page when keys are read"),
     ("merge-base", "splits merged with the wrong base of the logarithm"),
     ("no-rescale", "no rescaling when the running maximum grows"),
     ("phantom-output", "o_proj reads another buffer than attention wrote"),
@@ -20,11 +21,8 @@ pub const NAMES: &[(&str, &str)] = &[
 ];
 
 /// Names that DESIGN knows and this version can't do yet, with what they wait for.
-const LATER: &[(&str, &str)] = &[
-    ("slots-permuted", "stacked projections"),
-    ("shard-zero", "tensor parallelism"),
-    ("foreign-page", "a seam in the page table's readers"),
-];
+const LATER: &[(&str, &str)] =
+    &[("slots-permuted", "stacked projections"), ("shard-zero", "tensor parallelism")];
 
 /// Why a fault can't be made.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -71,6 +69,11 @@ impl Fault {
             let x: f64 = v.parse().map_err(|_| bad(format!("'{v}' is not a number")))?;
             if x.is_finite() { Ok(x) } else { Err(bad(format!("'{v}' is not finite"))) }
         };
+        let index = |what: &str| {
+            let x = number()?;
+            let whole = (0.0..=f64::from(u32::MAX)).contains(&x) && x.fract() == 0.0;
+            if whole { Ok(x as usize) } else { Err(bad(format!("{x} is not a {what}"))) }
+        };
         let mut fault = Fault { text: text.to_string(), kind: Kind::MergeBase, stage, size: 0.25, seed };
         if let Some(target) = name.strip_suffix("-element") {
             if tensor.is_some() {
@@ -98,7 +101,8 @@ impl Fault {
             return Err(FaultError::Later(name.to_string(), what));
         }
         let alone =
-            matches!(name, "softmax-scale" | "drop-token" | "merge-base" | "no-rescale" | "phantom-output");
+            ["softmax-scale", "drop-token", "foreign-page", "merge-base", "no-rescale", "phantom-output"]
+                .contains(&name);
         if alone && tensor.is_some() {
             return Err(bad(format!("{name} takes no tensor")));
         }
@@ -119,13 +123,8 @@ impl Fault {
                 let (a, b) = two.ok_or_else(|| bad(format!("'{v}' is not two heads")))?;
                 (Kind::SwapHeads(a, b), attention)
             }
-            "drop-token" => {
-                let s = number()?;
-                if s < 0.0 || s.fract() != 0.0 {
-                    return Err(bad(format!("{s} is not a key position")));
-                }
-                (Kind::DropToken(s as usize), None)
-            }
+            "drop-token" => (Kind::DropToken(index("key position")?), None),
+            "foreign-page" => (Kind::ForeignPage(index("page")?), None),
             "merge-base" => (Kind::MergeBase, None),
             "no-rescale" => (Kind::NoRescale, None),
             "phantom-output" => (Kind::PhantomOutput, Some(Stage::AttnOut)),
@@ -153,6 +152,7 @@ mod tests {
         assert_eq!(p("rope-offset=1").stage, Some(Stage::Q));
         assert_eq!(p("swap-heads=0,3").kind, Kind::SwapHeads(0, 3));
         assert_eq!(p("drop-token=5").kind, Kind::DropToken(5));
+        assert_eq!(p("foreign-page=2").kind, Kind::ForeignPage(2));
         for w in Weight::ALL {
             assert_eq!(p(&format!("{w}-element")).kind, Kind::WeightElement(*w));
         }
@@ -172,6 +172,8 @@ mod tests {
             "output-gain=1@x",
             "swap-heads=1",
             "drop-token=-1",
+            "foreign-page=0.5",
+            "foreign-page=0@k",
             "rope-offset=1@v",
             "softmax-scale=2@out",
             "eps=2@out",

@@ -1,14 +1,25 @@
 /*!
-The judge: rounding or fault.
+The judge: rounding or fault, with its power stated.
 
-A tensor is judged in isolation: its stage is recomputed in float64 from the engine's own input bits, with
-the casts of the engine's contract emulated. Then nearly every bit is predicted, and what is left must fit
-a proven bound. This first version has one kind of evidence (an element beyond its bound, and whatever is
-missing, misshapen or not finite); its `rounding` does not say how small a fault it would have seen.
+A tensor is judged in isolation: its stage is recomputed in float64 from the engine's own input bits, with the casts of
+the engine's contract emulated ([`compare`]). Then nearly every bit is predicted. What is left must fit a proven bound,
+element by element ([`bound`]), and must look like rounding below it: few elements may be another value than the
+rounded reference, and none of the ways in which an output can be off by a factor may show ([`evidence`], [`stats`]).
+All tests of a run share one budget; where nothing is found, the smallest fault that would have been found decides
+between `rounding` and `inconclusive` ([`conclude`]). Where something is found, the judge looks closer ([`closer`]):
+does another contract or convention explain it ([`menu`]), and where is it ([`localise`]).
 */
 
 pub mod bound;
+pub mod closer;
+pub mod compare;
+pub mod conclude;
+pub mod evidence;
 mod geometry;
+pub mod localise;
+pub mod menu;
+pub mod predict;
+pub mod sample;
 mod session;
 pub mod stats;
 mod tally;
@@ -16,8 +27,10 @@ mod unit;
 mod verdict;
 mod weights;
 
+pub use conclude::{Budget, Power};
+pub use evidence::Test;
 pub use geometry::{ScalarDifference, compare_scalars};
-pub use session::{Recorder, Session, expected, stored};
+pub use session::{Recorder, Session, Settings, expected, stored};
 pub use tally::{Digest, Element, Tally, checksum_weight};
-pub use unit::{Power, Unit, Which, Worst, origins, overall};
+pub use unit::{Explained, Unit, Which, Worst, origins, overall};
 pub use verdict::{Row, TABLE, Verdict};

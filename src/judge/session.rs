@@ -5,8 +5,10 @@ Each tensor is judged when it arrives, from the engine's own inputs (isolated), 
 stage reads it. At the end whatever the table asks for and nobody delivered is a fault.
 */
 
-use super::bound::bound;
-use super::tally::Tally;
+use super::closer::Closer;
+use super::compare::Isolated;
+use super::conclude::{Basis, Budget, conclude};
+use super::evidence::{Evidence, Piece};
 use super::unit::{self, Unit};
 use super::verdict::Verdict;
 use super::weights;
@@ -18,14 +20,9 @@ use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::product::{Dense, Rows};
 use mla_reference::rows::{Patched, Rounded};
-use mla_reference::{Chunk, Contract, Evaluator, Form, Phase, Scope, Spec, Stage, Terms, Weight, Weights};
-use ndarray::Axis;
-use rayon::prelude::*;
+use mla_reference::{Contract, Form, Phase, Scope, Spec, Stage, Weight, Weights};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
-
-/// Rows that one thread compares at a time.
-const ROWS: usize = 32;
 
 /// Where tensors of a run are also written, for `--save`.
 pub trait Recorder {
@@ -46,6 +43,26 @@ pub struct Session<'a> {
     seen_weights: HashSet<Weight>,
     recorder: Option<&'a mut dyn Recorder>,
     progress: Box<dyn Fn(&str) + 'a>,
+    settings: Settings,
+}
+
+/// What a judgement may cost and promise, and what it may try.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Budget and promise.
+    pub budget: Budget,
+    /// Seed of what is sampled.
+    pub seed: u64,
+    /// Other readings of the model's numbers, by name.
+    pub conventions: Vec<(String, Spec)>,
+    /// Look closer where evidence is found: for what explains it, and where it is. Never decides whether there is any.
+    pub closer: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings { budget: Budget::default(), seed: 0, conventions: Vec::new(), closer: true }
+    }
 }
 
 /// The weights as the engine holds them: the file's values on the contract's grid, with what differs.
@@ -102,7 +119,14 @@ impl<'a> Session<'a> {
             seen_weights: HashSet::new(),
             recorder,
             progress,
+            settings: Settings::default(),
         }
+    }
+
+    /// The same with other settings.
+    pub fn with(mut self, settings: Settings) -> Session<'a> {
+        self.settings = settings;
+        self
     }
 
     /// Ends it: what was expected and never came is a fault; what is clean but stands behind one says so.
@@ -125,6 +149,7 @@ impl<'a> Session<'a> {
             ));
         }
         unit::sort(&mut self.units);
+        conclude(&mut self.units, self.settings.budget);
         unit::mark_after_fault(&mut self.units, g, self.case.plan.splits > 1);
         (self.units, self.odd)
     }
@@ -211,86 +236,90 @@ impl<'a> Session<'a> {
             self.units.push(Unit::without_data(which, None, Verdict::NotCompared, &note));
             return Ok(());
         }
-        let names = self.case.plan.names(id.stage);
-        let phases: Vec<Phase> =
-            (0..self.case.batch.0.len()).map(|r| self.case.plan.request_phase(r)).collect();
-        // Rows that nobody owns (free slots of the cache) are judged with the first phase that exists.
-        let first = *phases.iter().min().unwrap_or(&Phase::Prefill);
-        let phase_of: Vec<Phase> = names.iter().map(|n| n.request.map_or(first, |r| phases[r])).collect();
-        let counted = Mutex::new(BTreeMap::<Phase, Tally>::new());
         let reference = self
             .recorder
             .is_some()
             .then(|| Mutex::new(Tensor { bytes: vec![0; tensor.bytes.len()], ..tensor.clone() }));
-        let temperature = self.layer.spec.temperature.is_some();
-        let visit = |c: Chunk| {
-            let b = bound(&self.contract, &c.terms, &c.x, temperature);
-            let (x, b) = (c.x.as_standard_layout(), b.as_standard_layout());
-            let copy = matches!(c.terms, Terms::Copy);
-            let width = c.cols.len();
-            let rows: Vec<_> =
-                x.axis_chunks_iter(Axis(0), ROWS).zip(b.axis_chunks_iter(Axis(0), ROWS)).collect();
-            rows.into_par_iter().enumerate().for_each(|(i, (x, b))| {
-                let mut mine = BTreeMap::<Phase, Tally>::new();
-                let mut o = vec![0.0; width];
-                for (j, (x, b)) in x.rows().into_iter().zip(b.rows()).enumerate() {
-                    let row = c.rows.start + i * ROWS + j;
-                    tensor.read(row, c.cols.clone(), &mut o);
-                    if let (Some(x), Some(b)) = (x.as_slice(), b.as_slice()) {
-                        let at = (row, c.cols.start, tensor.cols);
-                        mine.entry(phase_of[row]).or_default().row(
-                            tensor.dtype,
-                            at,
-                            &o,
-                            x,
-                            (!copy).then_some(b),
-                        );
-                        if let Some(r) = &reference {
-                            r.lock().unwrap_or_else(PoisonError::into_inner).write(row, c.cols.start, x);
-                        }
-                    }
+        let watch = |piece: &Piece| {
+            if let Some(r) = &reference {
+                let mut r = r.lock().unwrap_or_else(PoisonError::into_inner);
+                for (i, x) in piece.x.rows().into_iter().enumerate() {
+                    r.write(piece.at.0 + i, piece.at.1, &x.to_vec());
                 }
-                let mut all = counted.lock().unwrap_or_else(PoisonError::into_inner);
-                for (phase, t) in mine {
-                    all.entry(phase).or_default().merge(t);
-                }
-            });
+            }
         };
-        let source = self.tensors.view(id.form);
-        Evaluator {
-            spec: &self.layer.spec,
-            plan: &self.case.plan,
-            given: &self.case.given,
-            weights: &self.held,
-            contract: &self.contract,
-            source: &source,
-        }
-        .evaluate(id.stage, id.form, &visit);
-        let counted = counted.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let total: u64 = counted.values().map(|t| t.elements).sum();
-        if total != tensor.len() as u64 {
-            // The reference has nothing to say about some elements: never in silence.
-            let note =
-                format!("{} of {} elements were not compared", tensor.len() as u64 - total, tensor.len());
-            self.units.push(Unit::without_data(which, None, Verdict::NotCompared, &note));
-        }
-        for (phase, tally) in counted {
-            let name = |row: usize| names.get(row).copied();
-            let shape = tensor.shape.clone();
-            self.units.push(Unit::counted(
-                which,
-                Some(phase),
-                tensor.axes.clone(),
-                shape,
-                tensor.dtype,
-                tally,
-                name,
-            ));
-        }
+        let units = {
+            let isolated = Isolated {
+                spec: &self.layer.spec,
+                case: self.case,
+                weights: &self.held,
+                contract: &self.contract,
+                source: &self.tensors.view(id.form),
+                seed: self.settings.seed,
+            };
+            let watch = reference.is_some().then_some(&watch as &(dyn Fn(&Piece) + Sync));
+            let counted = isolated.compare(id, tensor, watch);
+            self.units_of(id, tensor, &isolated, counted)
+        };
+        self.units.extend(units);
         if let (Some(r), Some(recorder)) = (reference, self.recorder.as_deref_mut()) {
             recorder.record(id, tensor, &r.into_inner().unwrap_or_else(PoisonError::into_inner))?;
         }
         Ok(())
+    }
+
+    /// Units of a tensor, a phase each, from what was counted.
+    fn units_of(
+        &self,
+        id: TensorId,
+        tensor: &Tensor,
+        isolated: &Isolated,
+        counted: BTreeMap<Phase, Evidence>,
+    ) -> Vec<Unit> {
+        let which = unit::Which::Tensor(id);
+        let names = self.case.plan.names(id.stage);
+        let name = |row: usize| names.get(row).copied();
+        let mut units = Vec::new();
+        let total: u64 = counted.values().map(|e| e.tally.elements).sum();
+        if total != tensor.len() as u64 {
+            // The reference has nothing to say about some elements: never in silence.
+            let note =
+                format!("{} of {} elements were not compared", tensor.len() as u64 - total, tensor.len());
+            units.push(Unit::without_data(which, None, Verdict::NotCompared, &note));
+        }
+        let phases = isolated.phases(id);
+        let log_alpha = self.settings.budget.log_alpha();
+        let mut closer = Closer::new(isolated, id, tensor, &self.settings);
+        for (phase, mut evidence) in counted {
+            let suspect = self.settings.closer && evidence.suspect(log_alpha, &name);
+            let look = suspect.then(|| closer.look(phase, &evidence, &name));
+            let tests = evidence.tests(&name);
+            let rows = phases.iter().filter(|p| **p == phase).count();
+            let basis = evidence.has_noise().then(|| Box::new(Basis::new(&evidence, tensor.dtype, rows)));
+            let tally = std::mem::take(&mut evidence.tally);
+            let (beyond, elements) = (tally.beyond, tally.elements);
+            let axes = tensor.axes.clone();
+            let mut unit =
+                Unit::counted(which, Some(phase), axes, tensor.shape.clone(), tensor.dtype, tally, name);
+            unit.odd_limit = evidence.counts_odd().then(|| evidence.whole_limit());
+            if beyond > 0 {
+                unit.evidence
+                    .push(format!("{beyond} of {elements} elements are beyond what rounding allows"));
+            }
+            if evidence.unlikely > 0 {
+                unit.evidence.push(format!(
+                    "{} of {elements} elements are beyond the statistical bound",
+                    evidence.unlikely
+                ));
+            }
+            unit.tests = tests;
+            unit.basis = basis;
+            if let Some(look) = look {
+                (unit.found, unit.explained, unit.tried) = look;
+            }
+            units.push(unit);
+        }
+        units
     }
 }
 

@@ -96,7 +96,7 @@ pub fn checksum_weight(index: u64) -> f64 {
 
 impl Tally {
     /// Counts a row of a chunk: engine values, reference, bound. `width`: columns of the whole tensor. `None` in place
-    /// of the bound: a copy, whose bits must be equal, the sign of a zero included.
+    /// of the bound: a copy, whose bits must be equal, the sign of a zero included. Returns the columns that are flips.
     pub fn row(
         &mut self,
         dtype: DType,
@@ -104,7 +104,7 @@ impl Tally {
         engine: &[f64],
         x: &[f64],
         bound: Option<&[f64]>,
-    ) {
+    ) -> Vec<usize> {
         let mut rounded = x.to_vec();
         dtype.round_slice(&mut rounded);
         let mut sums = Sums::default();
@@ -119,14 +119,16 @@ impl Tally {
         }
         self.sums.insert((row, first), sums);
         self.elements += x.len() as u64;
+        let mut flipped = Vec::new();
         for (j, (o, r)) in engine.iter().zip(&rounded).enumerate() {
             if o.is_nan() && r.is_nan() {
                 self.nan += 1;
             } else if o != r || bound.is_none() && o.to_bits() != r.to_bits() {
                 self.flip(dtype, (row, first + j), *o, x[j], bound.map(|b| b[j]));
+                flipped.push(j);
             }
         }
-        let Some(bound) = bound else { return };
+        let Some(bound) = bound else { return flipped };
         let from = (SAMPLE - index % SAMPLE) % SAMPLE;
         for j in (from..x.len()).step_by(SAMPLE) {
             let total = bound[j] + dtype.spacing(x[j].abs() + bound[j]) / 2.0;
@@ -134,6 +136,7 @@ impl Tally {
                 self.bins[bin(total / dtype.spacing(x[j]))] += 1;
             }
         }
+        flipped
     }
 
     /// Counts an element that is not the rounded reference.

@@ -5,6 +5,9 @@ Requests and regimes are pooled; stages that forms share are judged once. What i
 verdict here, in one place, and nowhere else.
 */
 
+use super::conclude::{Basis, Power};
+use super::evidence::Test;
+use super::localise::Found;
 use super::tally::{Digest, Tally};
 use super::verdict::Verdict;
 use crate::trace::{Tensor, TensorId};
@@ -79,12 +82,14 @@ fn text<S: serde::Serializer>(v: &f64, s: S) -> Result<S::Ok, S::Error> {
     s.serialize_str(&format!("{v:e}"))
 }
 
-/// Whether the smallest visible fault was measured.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// What explains a tensor that the declared contract and convention do not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Power {
-    /// Not by this version of the judge.
-    NotMeasured,
+pub enum Explained {
+    /// Another contract: in what it differs from the declared one.
+    Contract(String),
+    /// Another convention.
+    Convention(String),
 }
 
 /// A unit with its verdict.
@@ -130,8 +135,34 @@ pub struct Unit {
     /// Norm and checksum of the isolated reference.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reference: Option<Digest>,
-    /// Power.
-    pub power: Power,
+    /// Share of odd elements that an honest engine may have (flips; for float32, elements beyond 8σ).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub odd_limit: Option<f64>,
+    /// What says that it is not rounding, in words.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub evidence: Vec<String>,
+    /// What explains the evidence, where something does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explained: Option<Explained>,
+    /// Other contracts and conventions that were tried.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub tried: usize,
+    /// Where it is wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub found: Option<Found>,
+    /// What would have been seen; None where nothing was compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub power: Option<Power>,
+    /// All tests, for calibration.
+    #[serde(skip)]
+    pub tests: Vec<Test>,
+    /// What power is computed from, once the number of tests of the run is known.
+    #[serde(skip)]
+    pub basis: Option<Box<Basis>>,
+}
+
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 impl Unit {
@@ -155,11 +186,18 @@ impl Unit {
             median_bound_ulps: None,
             engine: None,
             reference: None,
-            power: Power::NotMeasured,
+            odd_limit: None,
+            evidence: Vec::new(),
+            explained: None,
+            tried: 0,
+            found: None,
+            power: None,
+            tests: Vec::new(),
+            basis: None,
         }
     }
 
-    /// The verdict of what was counted: an element beyond its bound is a fault; no flip at all is exact.
+    /// The verdict of bits and bounds alone: an element beyond its bound is a fault; no flip at all is exact.
     pub fn counted(
         which: Which,
         phase: Option<Phase>,
@@ -284,10 +322,13 @@ pub fn sort(units: &mut [Unit]) {
 
 /// What is clean in itself but was computed from something at fault says so.
 pub fn mark_after_fault(units: &mut [Unit], g: &Geometry, split: bool) {
-    let bad = |u: &Unit| matches!(u.verdict, Verdict::Fault | Verdict::AfterFault);
+    let bad = |u: &Unit| matches!(u.verdict, Verdict::Fault | Verdict::ContractBroken | Verdict::AfterFault);
     for i in 0..units.len() {
         let Which::Tensor(id) = units[i].which else { continue };
-        if !matches!(units[i].verdict, Verdict::Exact | Verdict::Rounding | Verdict::NotCompared) {
+        if !matches!(
+            units[i].verdict,
+            Verdict::Exact | Verdict::Rounding | Verdict::NotCompared | Verdict::Inconclusive
+        ) {
             continue;
         }
         let inputs: Vec<Stage> =
@@ -328,5 +369,5 @@ pub fn overall(units: &[Unit]) -> Verdict {
 
 /// Units that carry evidence of their own, in the order of judgement.
 pub fn origins(units: &[Unit]) -> impl Iterator<Item = &Unit> {
-    units.iter().filter(|u| u.verdict == Verdict::Fault)
+    units.iter().filter(|u| matches!(u.verdict, Verdict::Fault | Verdict::ContractBroken))
 }

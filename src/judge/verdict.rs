@@ -25,6 +25,8 @@ pub enum Verdict {
     NotCompared,
     /// No evidence, and not enough power to say so.
     Inconclusive,
+    /// The engine breaks the contract that it declared; another one explains the bits.
+    ContractBroken,
     /// Evidence that rounding can't explain.
     Fault,
     /// The engine broke before it delivered.
@@ -74,6 +76,7 @@ pub static TABLE: &[Row] = &[
     row(Verdict::AfterFault, "after-fault", 1, 1, '|', Some(Yellow)),
     row(Verdict::NotCompared, "not compared", 3, 125, '?', Some(Magenta)),
     row(Verdict::Inconclusive, "inconclusive", 3, 125, '?', Some(Magenta)),
+    row(Verdict::ContractBroken, "contract broken", 1, 1, 'c', Some(Red)),
     row(Verdict::Fault, "fault", 1, 1, 'X', Some(Red)),
     row(Verdict::Broke, "engine broke", 4, 125, '!', Some(Red)),
     row(Verdict::Unavailable, "not available", 5, 128, '!', Some(Red)),

@@ -2,9 +2,10 @@
 The report: one serde struct, and its renderers.
 
 [`Report`] is what `--format json` prints; its names are part of the interface, `schema` says which version.
-[`terminal`] renders the same struct for people; the text is not an interface.
+[`terminal`] renders the same struct for people; the text is not an interface. [`study`] does so for studies of the judge.
 */
 
+pub mod study;
 pub mod terminal;
 
 use crate::engine::Description;

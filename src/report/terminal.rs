@@ -51,7 +51,7 @@ fn verdict_line(report: &Report, l: &LayerReport) -> String {
         (Verdict::Rounding | Verdict::Exact, None) if report.deliberate_fault.is_some() => {
             format!("{}: the deliberate fault was not seen", l.verdict)
         }
-        (Verdict::Rounding | Verdict::Exact, None) => format!("{} (power not measured)", l.verdict),
+        (Verdict::Rounding | Verdict::Exact, None) => l.verdict.to_string(),
         (Verdict::NotCompared, None) if compared(l) => "no verdict: not all could be compared".into(),
         (Verdict::NotCompared, None) => "no verdict: nothing was compared".into(),
         (v, None) => v.to_string(),

@@ -78,6 +78,12 @@ impl Tensor {
         self.rows * self.cols
     }
 
+    /// Heads and the columns of one, where the tensor has a head axis among its columns.
+    pub fn heads(&self) -> Option<(usize, usize)> {
+        let heads = self.shape[self.axes.iter().position(|a| *a == Axis::Head)?];
+        (heads > 0 && self.cols.is_multiple_of(heads)).then(|| (heads, self.cols / heads))
+    }
+
     /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -95,17 +95,18 @@ pub fn judge(dtype: DType, o: &Array2<f64>, p: &Prediction, axes: &[Vec<usize>],
     if statistical > 0 {
         evidence.push(format!("{statistical} beyond the statistical bound"));
     }
-    let clean = emulated && whole.log_p() > (ALPHA / TESTS as f64).ln();
+    let clean = emulated && whole.log_p(whole.limit()) > (ALPHA / TESTS as f64).ln();
     let mut names = Vec::new();
     let mut logs = Vec::new();
     if emulated {
         for (slice, t) in &tests {
             names.push(format!("flips in {slice:?}"));
-            logs.push(t.log_p());
+            logs.push(t.log_p(t.limit()));
         }
     }
     let n = o.nrows();
-    let rows: Vec<usize> = if n <= ROWS { (0..n).collect() } else { (0..ROWS).map(|i| i * (n - 1) / (ROWS - 1)).collect() };
+    let rows: Vec<usize> =
+        if n <= ROWS { (0..n).collect() } else { (0..ROWS).map(|i| i * (n - 1) / (ROWS - 1)).collect() };
     let mut why = Vec::new();
     for (name, d) in &p.directions {
         let mut best = f64::INFINITY;
@@ -134,12 +135,11 @@ pub fn judge(dtype: DType, o: &Array2<f64>, p: &Prediction, axes: &[Vec<usize>],
         }
     }
     evidence.extend(holm(&logs, ALPHA.ln(), TESTS).into_iter().map(|i| names[i].clone()));
-    let mut widths: Vec<f64> = p
-        .x
-        .iter()
-        .zip(&p.statistical)
-        .map(|(x, b)| (b + dtype.spacing(x.abs() + b) / 2.0) / dtype.spacing(*x))
-        .collect();
+    let mut widths: Vec<f64> =
+        p.x.iter()
+            .zip(&p.statistical)
+            .map(|(x, b)| (b + dtype.spacing(x.abs() + b) / 2.0) / dtype.spacing(*x))
+            .collect();
     widths.sort_by(f64::total_cmp);
     if widths[widths.len() / 2] > 2.0 {
         why.push(format!("median bound {:.1} ulps", widths[widths.len() / 2]));

@@ -194,7 +194,9 @@ mod tests {
         for text in ["exact", "unknown", "rn(16)", "rn(1, 256)", "rz(16)", "mma(16, 25)"] {
             assert_eq!(text.parse::<Accumulate>().unwrap().to_string(), text);
         }
-        for text in ["", "rn", "rn()", "rn(0)", "rn(16", "mma(16)", "mma(16, 99)", "mma(1,2,3)", "rz(-1)", "fp16"] {
+        for text in
+            ["", "rn", "rn()", "rn(0)", "rn(16", "mma(16)", "mma(16, 99)", "mma(1,2,3)", "rz(-1)", "fp16"]
+        {
             let e = text.parse::<Accumulate>().unwrap_err().to_string();
             assert!(e.contains(text) && e.contains("mma(PRODUCTS, BITS)"), "{e}");
         }

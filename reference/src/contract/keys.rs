@@ -69,7 +69,9 @@ impl From<Written> for Splits {
         match w {
             Written::Word(Word::Scheduled) => Splits::Scheduled,
             Written::Parts(WrittenParts { parts, multiple: None }) => Splits::Parts(parts),
-            Written::Parts(WrittenParts { parts, multiple: Some(multiple) }) => Splits::Equal { parts, multiple },
+            Written::Parts(WrittenParts { parts, multiple: Some(multiple) }) => {
+                Splits::Equal { parts, multiple }
+            }
             Written::Keys(WrittenKeys { keys }) => Splits::Keys(keys),
         }
     }
@@ -80,7 +82,9 @@ impl From<Splits> for Written {
         match s {
             Splits::Scheduled => Written::Word(Word::Scheduled),
             Splits::Parts(parts) => Written::Parts(WrittenParts { parts, multiple: None }),
-            Splits::Equal { parts, multiple } => Written::Parts(WrittenParts { parts, multiple: Some(multiple) }),
+            Splits::Equal { parts, multiple } => {
+                Written::Parts(WrittenParts { parts, multiple: Some(multiple) })
+            }
             Splits::Keys(keys) => Written::Keys(WrittenKeys { keys }),
         }
     }

@@ -113,11 +113,7 @@ impl Unemulated {
         );
         say(
             self.all_reduce != AllReduce::None,
-            format!(
-                "all-reduce by {} in {}: taken as one sum",
-                name(self.all_reduce),
-                self.all_reduce_dtype
-            ),
+            format!("all-reduce by {} in {}: taken as one sum", name(self.all_reduce), self.all_reduce_dtype),
         );
         say(self.subnormals != SubnormalRule::Kept, "subnormals flushed: kept here".into());
         say(self.ties != TieRule::Even, "ties away from zero: to even here".into());

@@ -43,10 +43,10 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Of a position.
-    pub fn new(rope: &Rope, position: u64) -> Turn {
+    /// Of a position, a whole number but for deliberate faults.
+    pub fn new(rope: &Rope, position: f64) -> Turn {
         let table = rope.inv_freq.iter().map(|f| {
-            let angle = position as f64 * f;
+            let angle = position * f;
             ((libm::cos(angle) * rope.magnitude) as f32, (libm::sin(angle) * rope.magnitude) as f32)
         });
         Turn { table: table.collect(), pairing: rope.pairing }

@@ -14,6 +14,7 @@ pub mod attention;
 pub mod elementwise;
 pub mod matrix;
 mod run;
+pub mod seams;
 pub mod sum;
 
 use super::{Description, Engine, EngineError, Sink};
@@ -21,20 +22,10 @@ use crate::case::Case;
 use crate::model::Layer;
 use mla_numeric::DType;
 use mla_reference::{Accumulate, Contract, Form, Softmax};
+pub use seams::{Gain, Seams};
 
 /// Keys of a tile where nobody asks for another length.
 const TILE: usize = 64;
-
-/// Deliberate faults inside attention, for the fault suite; the default is none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seams {
-    /// The merge of splits takes exp where its arguments are made for exp2.
-    pub merge_base_e: bool,
-    /// When the running maximum grows, o and l are not rescaled.
-    pub no_rescale: bool,
-    /// This key position is left out of attention.
-    pub skip_key: Option<usize>,
-}
 
 /// A GPU kernel on the CPU.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +84,10 @@ impl CpuEngine {
 impl Engine for CpuEngine {
     fn describe(&self) -> Description {
         Description { name: "cpu", device: "CPU: a GPU kernel's arithmetic, emulated".into() }
+    }
+
+    fn seams(&self) -> Option<&Seams> {
+        Some(&self.seams)
     }
 
     fn contract(&self) -> Contract {

@@ -8,12 +8,14 @@ and is dropped when nothing will read it again.
 use super::attention::{Attended, Kernel, Keys, Queries};
 use super::elementwise::{Turn, rms_norm, temperature};
 use super::matrix::{Held, Operand, Panels, Part, TOKENS, Transposed, narrow, project, read, write};
+use super::seams::{Gain, foreign};
 use super::sum::Sum;
 use super::{CpuEngine, EngineError, Sink};
 use crate::case::Case;
 use crate::engine::SinkError;
 use crate::model::Layer;
 use crate::trace::{Tensor, TensorId};
+use mla_numeric::DType;
 use mla_reference::{Contract, Form, Geometry, Phase, Plan, Sequence, Stage, WEIGHTS, Weight};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -46,6 +48,8 @@ enum Inputs<'t> {
 /// Rows of attention that share keys: one thread's work.
 struct Task<'p> {
     seq: &'p Sequence,
+    /// Its index in the plan.
+    sequence: usize,
     /// (new token of the sequence, head).
     rows: Vec<(usize, usize)>,
     keys: Range<usize>,
@@ -133,13 +137,51 @@ impl<'a> Run<'a> {
         held
     }
 
-    fn zeros(&self, id: TensorId) -> Tensor {
-        let dtype = match id.stage {
+    fn stored(&self, stage: Stage) -> DType {
+        match stage {
             Stage::PartO => self.contract.partials,
             Stage::Lse | Stage::PartLse => self.contract.lse,
             _ => self.engine.dtype,
-        };
+        }
+    }
+
+    /// A deliberate gain on this stage.
+    fn gain(&self, stage: Stage) -> Option<Gain> {
+        self.engine.seams.gain.filter(|g| g.stage == stage && Gain::has_seam(stage))
+    }
+
+    /// Room for a stage's results: in float32 where a gain is still to come.
+    fn zeros(&self, id: TensorId) -> Tensor {
+        let dtype = if self.gain(id.stage).is_some() { DType::F32 } else { self.stored(id.stage) };
         Tensor::zeros(id, self.plan(), self.geometry(), dtype)
+    }
+
+    /// A stage's results as they are stored.
+    fn settle(&self, id: TensorId, t: Tensor) -> Tensor {
+        let Some(gain) = self.gain(id.stage) else { return t };
+        let mut out = Tensor::zeros(id, self.plan(), self.geometry(), self.stored(id.stage));
+        let columns = gain.columns(&t).unwrap_or(0..0);
+        let mut row = vec![0.0; t.cols];
+        for r in 0..t.rows {
+            t.read(r, 0..t.cols, &mut row);
+            row[columns.clone()].iter_mut().for_each(|v| *v *= gain.factor);
+            out.write(r, 0, &row);
+        }
+        out
+    }
+
+    /// Positions that q or k_pe is rotated by.
+    fn turn(&self, stage: Stage, token: usize) -> Turn {
+        let offset = self.engine.seams.rope_offset.filter(|(s, _)| *s == stage).map_or(0.0, |o| o.1);
+        Turn::new(&self.layer.spec.rope, self.plan().positions[token] as f64 + offset)
+    }
+
+    /// Hands a shared tensor over and takes back what is to be used.
+    fn put(&self, sink: &mut dyn Sink, stage: Stage, tensor: Tensor) -> Result<Tensor, SinkError> {
+        let id = TensorId::shared(stage);
+        let mut tensor = self.settle(id, tensor);
+        sink.tensor(id, &mut tensor)?;
+        Ok(tensor)
     }
 
     /// All stages up to the cache.
@@ -158,21 +200,24 @@ impl<'a> Run<'a> {
         for (i, row) in self.case.given.hidden.rows().into_iter().enumerate() {
             hidden.write(i, 0, &row.to_vec());
         }
-        let hidden = put(sink, Stage::Hidden, hidden)?;
-        let attn_in =
-            put(sink, Stage::AttnIn, norm(Stage::AttnIn, &hidden, g.hidden, Weight::GAttn, spec.eps_attn))?;
+        let hidden = self.put(sink, Stage::Hidden, hidden)?;
+        let attn_in = self.put(
+            sink,
+            Stage::AttnIn,
+            norm(Stage::AttnIn, &hidden, g.hidden, Weight::GAttn, spec.eps_attn),
+        )?;
         drop(hidden);
         let q_raw = if g.q_rank > 0 {
-            let q_a = put(sink, Stage::QA, product(Stage::QA, &attn_in, Weight::WQA))?;
+            let q_a = self.put(sink, Stage::QA, product(Stage::QA, &attn_in, Weight::WQA))?;
             let normed = norm(Stage::QANormed, &q_a, g.q_rank, Weight::GQ, spec.eps_latent);
-            let normed = put(sink, Stage::QANormed, normed)?;
+            let normed = self.put(sink, Stage::QANormed, normed)?;
             product(Stage::QRaw, &normed, Weight::WQB)
         } else {
             product(Stage::QRaw, &attn_in, Weight::WQ)
         };
-        let q_raw = put(sink, Stage::QRaw, q_raw)?;
+        let q_raw = self.put(sink, Stage::QRaw, q_raw)?;
         let q = self.each_row(Stage::Q, &q_raw, 0..q_raw.cols, &|t, x| {
-            let turn = Turn::new(&spec.rope, positions[t]);
+            let turn = self.turn(Stage::Q, t);
             for head in x.chunks_exact_mut(g.key()) {
                 turn.apply(&mut head[g.nope..]);
             }
@@ -181,16 +226,16 @@ impl<'a> Run<'a> {
             }
         });
         drop(q_raw);
-        let q = put(sink, Stage::Q, q)?;
-        let kv_a = put(sink, Stage::KvA, product(Stage::KvA, &attn_in, Weight::WKvA))?;
+        let q = self.put(sink, Stage::Q, q)?;
+        let kv_a = self.put(sink, Stage::KvA, product(Stage::KvA, &attn_in, Weight::WKvA))?;
         drop(attn_in);
         let latent = norm(Stage::KvCNormed, &kv_a, g.latent, Weight::GKv, spec.eps_latent);
-        let latent = put(sink, Stage::KvCNormed, latent)?;
+        let latent = self.put(sink, Stage::KvCNormed, latent)?;
         let k_pe = self.each_row(Stage::KPe, &kv_a, g.latent..g.cache(), &|t, x| {
-            Turn::new(&spec.rope, positions[t]).apply(x);
+            self.turn(Stage::KPe, t).apply(x);
         });
-        let k_pe = put(sink, Stage::KPe, k_pe)?;
-        let cache = put(sink, Stage::Cache, self.cache(&latent, &k_pe))?;
+        let k_pe = self.put(sink, Stage::KPe, k_pe)?;
+        let cache = self.put(sink, Stage::Cache, self.cache(&latent, &k_pe))?;
         Ok(Shared { q, cache })
     }
 
@@ -262,7 +307,10 @@ impl<'a> Run<'a> {
     fn form(&self, form: Form, shared: &Shared, sink: &mut dyn Sink) -> Result<(), SinkError> {
         let g = self.geometry();
         let id = |stage| TensorId::of(stage, form);
-        let hand = |sink: &mut dyn Sink, stage, mut t: Tensor| sink.tensor(id(stage), &mut t).map(|_| t);
+        let hand = |sink: &mut dyn Sink, stage, t: Tensor| {
+            let mut t = self.settle(id(stage), t);
+            sink.tensor(id(stage), &mut t).map(|_| t)
+        };
         let inputs = match form {
             Form::Fused => {
                 let k = hand(sink, Stage::K, self.keys(&shared.cache))?;
@@ -299,9 +347,16 @@ impl<'a> Run<'a> {
         hand(sink, Stage::Out, out).map(|_| ())
     }
 
+    /// Rows of the cache that a sequence's keys are read from.
+    fn gathered(&self, sequence: usize) -> Vec<usize> {
+        let page = self.engine.seams.foreign_page;
+        let foreign = page.and_then(|p| foreign(self.plan(), sequence, p));
+        foreign.unwrap_or_else(|| self.plan().sequences[sequence].slots.clone())
+    }
+
     /// Rows of the cache in the order of all sequences' keys.
     fn slots(&self) -> Vec<usize> {
-        self.plan().sequences.iter().flat_map(|s| s.slots.iter().copied()).collect()
+        (0..self.plan().sequences.len()).flat_map(|i| self.gathered(i)).collect()
     }
 
     /// k: each head's latent · w_uk, beside a copy of the rope columns.
@@ -365,7 +420,7 @@ impl<'a> Run<'a> {
         let heads = self.geometry().heads;
         let decode_rows = self.plan().decode_rows();
         let (mut all, mut decode) = (Vec::new(), 0);
-        for (_, seq, rows) in self.plan().attention_rows() {
+        for (sequence, seq, rows) in self.plan().attention_rows() {
             let index = decode;
             decode += usize::from(seq.phase() == Phase::Decode);
             if self.plan().is_split(seq.phase()) != parts {
@@ -387,7 +442,7 @@ impl<'a> Run<'a> {
             for (split, keys) in ranges.into_iter().enumerate() {
                 let first_row = if parts { split * decode_rows + index } else { rows.start };
                 for rows in groups.iter().flat_map(|g| g.chunks(ATTENTION_ROWS)) {
-                    all.push(Task { seq, rows: rows.to_vec(), keys: keys.clone(), first_row });
+                    all.push(Task { seq, sequence, rows: rows.to_vec(), keys: keys.clone(), first_row });
                 }
             }
         }
@@ -426,7 +481,7 @@ impl<'a> Run<'a> {
                 Keys { k: (k, kc), v: (v, vc), rows }
             }
             Inputs::Absorbed { cache, .. } => {
-                Keys { k: (cache, 0..g.cache()), v: (cache, 0..g.latent), rows: task.seq.slots.clone() }
+                Keys { k: (cache, 0..g.cache()), v: (cache, 0..g.latent), rows: self.gathered(task.sequence) }
             }
         }
     }
@@ -453,10 +508,4 @@ impl<'a> Run<'a> {
             }
         }
     }
-}
-
-/// Hands a shared tensor over and takes back what is to be used.
-fn put(sink: &mut dyn Sink, stage: Stage, mut tensor: Tensor) -> Result<Tensor, SinkError> {
-    sink.tensor(TensorId::shared(stage), &mut tensor)?;
-    Ok(tensor)
 }

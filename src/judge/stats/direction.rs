@@ -21,13 +21,12 @@ p-values, with z = (|β̂| − β0)/max(se_m, se_c) and "clean" = casts emulated
 | else | p = 2exp(−z_sym²/2): holds for independent symmetric S_c of any law, and is never below 2exp(−G/2) |
 */
 
-use super::noise::probabilities;
 use super::score::Fineness;
 use super::tail::{log_normal, log_student};
 use mla_numeric::U;
 use mla_reference::attention::{Attended, Head, Merged, part, weigh};
 use mla_reference::product::{Strided, product};
-use ndarray::{Array2, ArrayView2, s};
+use ndarray::{Array2, Axis, s};
 use std::f64::consts::LN_2;
 
 /// Fewest effective rows for a law that takes the spread of the rows as known.
@@ -171,76 +170,151 @@ pub fn p_value(kind: Kind, estimate: &Estimate, floor: f64, clean: bool) -> PVal
     PValue { log_p: law.log_p(z), z, law }
 }
 
-/// ∂x/∂ln scale = Σ P_t (s_t − s̄) v_t.
+/// Some rows of an attention, with what its directions are made of.
+pub struct Weighed<'a, 'h> {
+    /// True probabilities, without the contract's casts, `[rows, range]`.
+    p: Array2<f64>,
+    /// Scores times scale; 0 where masked, `[rows, range]`.
+    s: Array2<f64>,
+    /// The rows' outputs, `[rows, value width]`.
+    x: Array2<f64>,
+    /// The rows' queries.
+    q: Array2<f64>,
+    head: &'a Head<'h>,
+    range: std::ops::Range<usize>,
+}
+
+impl<'a, 'h> Weighed<'a, 'h> {
+    /// These rows of an attention.
+    pub fn new(a: &Attended, head: &'a Head<'h>, rows: &[usize]) -> Weighed<'a, 'h> {
+        Weighed::of(a.s.select(Axis(0), rows), &a.x, a.range.clone(), head, rows)
+    }
+
+    /// These rows of an attention whose splits are merged inside.
+    pub fn split(m: &Merged, head: &'a Head<'h>, rows: &[usize]) -> Weighed<'a, 'h> {
+        let start = m.parts.iter().map(|p| p.range.start).min().unwrap_or(0);
+        let end = m.parts.iter().map(|p| p.range.end).max().unwrap_or(start);
+        // A key of no split is as good as masked.
+        let mut s = Array2::from_elem((rows.len(), end - start), f64::NEG_INFINITY);
+        for part in &m.parts {
+            let keys = part.range.start - start..part.range.end - start;
+            s.slice_mut(s![.., keys]).assign(&part.s.select(Axis(0), rows));
+        }
+        Weighed::of(s, &m.x, start..end, head, rows)
+    }
+
+    fn of(
+        mut s: Array2<f64>,
+        x: &Array2<f64>,
+        range: std::ops::Range<usize>,
+        head: &'a Head<'h>,
+        rows: &[usize],
+    ) -> Weighed<'a, 'h> {
+        let mut p = s.clone();
+        for mut row in p.rows_mut() {
+            let most = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            if most > f64::NEG_INFINITY {
+                row.mapv_inplace(|s| libm::exp(s - most));
+                let sum = row.sum();
+                row.mapv_inplace(|p| p / sum);
+            } else {
+                row.fill(0.0);
+            }
+        }
+        s.mapv_inplace(|s| if s.is_finite() { s } else { 0.0 });
+        Weighed { p, s, x: x.select(Axis(0), rows), q: head.q.select(Axis(0), rows), head, range }
+    }
+
+    /// Keys and values of the range.
+    fn keys(&self) -> Strided<'h> {
+        part(&self.head.k, self.range.clone())
+    }
+
+    /// ∂x/∂ln scale = Σ P_t (s_t − s̄) v_t.
+    pub fn scale(&self) -> Array2<f64> {
+        self.by_scores(&self.s)
+    }
+
+    /// ∂lse/∂ln scale = Σ P_t s_t.
+    pub fn scale_of_lse(&self) -> Array2<f64> {
+        let sums = (&self.p * &self.s).sum_axis(Axis(1));
+        sums.insert_axis(Axis(1))
+    }
+
+    /// ∂x by a factor on the rope part of the scores, the last `width` columns of queries and keys.
+    pub fn rope_weight(&self, width: usize) -> Array2<f64> {
+        self.by_scores(&self.rope_scores(width))
+    }
+
+    /// ∂lse by the same factor: Σ P_t s_t of the rope part alone.
+    pub fn rope_weight_of_lse(&self, width: usize) -> Array2<f64> {
+        (&self.p * &self.rope_scores(width)).sum_axis(Axis(1)).insert_axis(Axis(1))
+    }
+
+    fn rope_scores(&self, width: usize) -> Array2<f64> {
+        let keys = self.keys();
+        let first = keys.cols.saturating_sub(width);
+        let keys = Strided { data: keys.data.get(first..).unwrap_or(&[]), cols: keys.cols - first, ..keys };
+        let mut scores = Array2::zeros(self.s.dim());
+        let q = self.q.slice(s![.., first..]);
+        let q = q.as_standard_layout();
+        if let (Some(q), Some(out)) = (q.as_slice(), scores.as_slice_mut()) {
+            product(q, self.s.nrows(), &keys, out);
+        }
+        scores.mapv_inplace(|v| v * self.head.scale);
+        scores
+    }
+
+    /// Relative weight of the keys for which `member(position)`: Σ over them of P_t (v_t − x).
+    pub fn tokens(&self, member: impl Fn(usize) -> bool) -> Array2<f64> {
+        let mut weights = self.p.clone();
+        for (t, mut column) in weights.columns_mut().into_iter().enumerate() {
+            if !member(self.range.start + t) {
+                column.fill(0.0);
+            }
+        }
+        let mut d = weigh(weights.view(), &part(&self.head.v, self.range.clone()));
+        for ((mut d, x), w) in d.rows_mut().into_iter().zip(self.x.rows()).zip(weights.rows()) {
+            let sum = w.sum();
+            d.iter_mut().zip(x).for_each(|(d, x)| *d -= sum * x);
+        }
+        d
+    }
+
+    /// Σ P_t (s_t − s̄) v_t for scores s; masked keys have P = 0.
+    fn by_scores(&self, scores: &Array2<f64>) -> Array2<f64> {
+        let mut weights = self.p.clone();
+        for (mut w, s) in weights.rows_mut().into_iter().zip(scores.rows()) {
+            let mean: f64 = w.iter().zip(s).map(|(w, s)| w * s).sum();
+            w.iter_mut().zip(s).for_each(|(w, s)| *w *= s - mean);
+        }
+        weigh(weights.view(), &part(&self.head.v, self.range.clone()))
+    }
+}
+
+/// All rows of an attention.
+fn all<'a, 'h>(a: &Attended, head: &'a Head<'h>) -> Weighed<'a, 'h> {
+    Weighed::new(a, head, &(0..a.s.nrows()).collect::<Vec<_>>())
+}
+
+/// ∂x/∂ln scale of all rows.
 pub fn scale(a: &Attended, head: &Head) -> Array2<f64> {
-    by_scores(a, head, a.s.view())
+    all(a, head).scale()
 }
 
 /// The same of an attention whose splits are merged inside.
 pub fn scale_split(m: &Merged, head: &Head) -> Array2<f64> {
-    let mut d = Array2::zeros(m.x.dim());
-    let probable: Vec<Array2<f64>> = m.parts.iter().map(probabilities).collect();
-    let finite = |s: &f64| if s.is_finite() { *s } else { 0.0 };
-    // s̄ of each row over all keys.
-    let means: Vec<f64> = (0..m.x.nrows())
-        .map(|i| {
-            let part = |(s, (a, p)): (usize, (&Attended, &Array2<f64>))| {
-                let own: f64 = p.row(i).iter().zip(a.s.row(i)).map(|(p, s)| p * finite(s)).sum();
-                m.weights[[s, i]] * own
-            };
-            m.parts.iter().zip(&probable).enumerate().map(part).sum()
-        })
-        .collect();
-    for (s, (a, mut weights)) in m.parts.iter().zip(probable).enumerate() {
-        for (i, (mut w, scores)) in weights.rows_mut().into_iter().zip(a.s.rows()).enumerate() {
-            let of_part = m.weights[[s, i]];
-            w.iter_mut().zip(scores).for_each(|(w, s)| *w *= of_part * (finite(s) - means[i]));
-        }
-        d += &weigh(weights.view(), &part(&head.v, a.range.clone()));
-    }
-    d
+    Weighed::split(m, head, &(0..m.x.nrows()).collect::<Vec<_>>()).scale()
 }
 
-/// ∂x by a factor on the rope part of the scores, the last `width` columns of queries and keys.
+/// ∂x by a factor on the rope part of the scores, of all rows.
 pub fn rope_weight(a: &Attended, head: &Head, width: usize) -> Array2<f64> {
-    let first = head.k.cols.saturating_sub(width);
-    let keys = part(&head.k, a.range.clone());
-    let keys = Strided { data: keys.data.get(first..).unwrap_or(&[]), cols: head.k.cols - first, ..keys };
-    let mut scores = Array2::zeros(a.s.dim());
-    let q = head.q.slice(s![.., first..]);
-    let q = q.as_standard_layout();
-    if let (Some(q), Some(out)) = (q.as_slice(), scores.as_slice_mut()) {
-        product(q, a.s.nrows(), &keys, out);
-    }
-    scores.mapv_inplace(|v| v * head.scale);
-    by_scores(a, head, scores.view())
+    all(a, head).rope_weight(width)
 }
 
-/// Relative weight of the keys for which `member(position)`: Σ over them of P_t (v_t − x).
+/// Relative weight of some keys, of all rows.
 pub fn tokens(a: &Attended, head: &Head, member: impl Fn(usize) -> bool) -> Array2<f64> {
-    let mut weights = probabilities(a);
-    for (t, mut column) in weights.columns_mut().into_iter().enumerate() {
-        if !member(a.range.start + t) {
-            column.fill(0.0);
-        }
-    }
-    let mut d = weigh(weights.view(), &part(&head.v, a.range.clone()));
-    for ((mut d, x), w) in d.rows_mut().into_iter().zip(a.x.rows()).zip(weights.rows()) {
-        let sum = w.sum();
-        d.iter_mut().zip(x).for_each(|(d, x)| *d -= sum * x);
-    }
-    d
-}
-
-/// Σ P_t (s_t − s̄) v_t for scores s, whose masked ones weigh nothing.
-fn by_scores(a: &Attended, head: &Head, scores: ArrayView2<f64>) -> Array2<f64> {
-    let mut weights = probabilities(a);
-    for (mut w, s) in weights.rows_mut().into_iter().zip(scores.rows()) {
-        let finite = |s: &f64| if s.is_finite() { *s } else { 0.0 };
-        let mean: f64 = w.iter().zip(s).map(|(w, s)| w * finite(s)).sum();
-        w.iter_mut().zip(s).for_each(|(w, s)| *w *= finite(s) - mean);
-    }
-    weigh(weights.view(), &part(&head.v, a.range.clone()))
+    all(a, head).tokens(member)
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ fn directions_are_derivatives_of_the_attention() {
     let rope = |h: f64| {
         let mut k = d.k.clone();
         k.slice_mut(s![.., 2..]).mapv_inplace(|v| v * (1.0 + h));
-        let d = Data { q: d.q.clone(), k, v: d.v.clone() };
+        let d = Data { q: d.q.clone(), k, v: d.v.clone(), stats: KeyStats::default() };
         attend(&head(&d, 0.7), 0..9, &c).x
     };
     same(&rope_weight(&a, &head(&d, 0.7), 2), &derivative(rope));

@@ -36,24 +36,30 @@ pub fn limit(share: f64) -> f64 {
     (3.0 * share + 2e-4).min(0.5)
 }
 
-/// Flips among some elements; adds up over chunks.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// Unit in which expected flips are added up: whole numbers, so that no order of threads changes the sum.
+const UNIT: f64 = (1u64 << 60) as f64;
+
+/// Flips among some elements; adds up over chunks in any order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flips {
     /// Elements that are not the rounded reference.
     pub flips: u64,
     /// Elements.
     pub elements: u64,
-    /// Sum of the probabilities with which honest elements flip.
-    pub expected: f64,
+    /// Sum of the probabilities with which honest elements flip, in units of 2⁻⁶⁰.
+    expected: u128,
 }
 
 impl Flips {
+    /// What was counted of some elements; `expected`: the sum of their probabilities to be flips.
+    pub fn new(flips: u64, elements: u64, expected: f64) -> Flips {
+        Flips { flips, elements, expected: (expected * UNIT) as u128 }
+    }
+
     /// Counts elements: whether each is a flip, and its probability to be one.
     pub fn count<'a>(&mut self, of: impl Iterator<Item = (&'a bool, &'a f64)>) {
         for (flip, share) in of {
-            self.flips += u64::from(*flip);
-            self.elements += 1;
-            self.expected += share;
+            self.merge(Flips::new(u64::from(*flip), 1, *share));
         }
     }
 
@@ -64,14 +70,19 @@ impl Flips {
         self.expected += other.expected;
     }
 
-    /// p0: the share up to which an engine is honest.
-    pub fn limit(&self) -> f64 {
-        limit(self.expected / self.elements.max(1) as f64)
+    /// Expected share of flips.
+    pub fn expected(&self) -> f64 {
+        self.expected as f64 / UNIT / self.elements.max(1) as f64
     }
 
-    /// ln of the bound on the probability of so many flips.
-    pub fn log_p(&self) -> f64 {
-        log_chernoff(self.flips as f64, self.elements as f64, self.limit())
+    /// p0: the share up to which an engine is honest.
+    pub fn limit(&self) -> f64 {
+        limit(self.expected())
+    }
+
+    /// ln of the bound on the probability of so many flips, of which at most the share `limit` is honest.
+    pub fn log_p(&self, limit: f64) -> f64 {
+        log_chernoff(self.flips as f64, self.elements as f64, limit)
     }
 }
 
@@ -174,7 +185,7 @@ mod tests {
         }
         // KL(½ ‖ 5e-4) = ½ ln(1000) + ½ ln(0.5/0.9995)
         let want = -320.0 * (0.5 * 1000f64.ln() + 0.5 * (0.5f64 / 0.9995).ln());
-        assert_relative_eq!(got[5].1.log_p(), want, max_relative = 1e-12);
+        assert_relative_eq!(got[5].1.log_p(got[5].1.limit()), want, max_relative = 1e-12);
         // Fifteen rows: nothing but the whole.
         let few = flip_tests(
             flips.slice(ndarray::s![..15, ..]),

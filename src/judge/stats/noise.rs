@@ -107,7 +107,9 @@ pub fn of(contract: &Contract, terms: &Terms, x: ArrayView2<f64>, dtype: DType) 
         Terms::Split { merged, head, lse: true } => split_lse(dtype, contract, merged, head),
         Terms::Merge { spread, size, splits, lse } => {
             let n = *splits as f64;
-            let weight = |i: usize| (exponential() * 3f64.sqrt() + 2.0 * U * (spread[i] + 1.0) + n.sqrt() * U) / 3f64.sqrt();
+            let weight = |i: usize| {
+                (exponential() * 3f64.sqrt() + 2.0 * U * (spread[i] + 1.0) + n.sqrt() * U) / 3f64.sqrt()
+            };
             let sigma = |(i, j): (usize, usize)| match lse {
                 true => weight(i).hypot(2.0 * U * x[[i, j]].abs() / 3f64.sqrt()),
                 false => weight(i) * size[[i, j]],
@@ -299,8 +301,7 @@ pub fn attention(dtype: DType, contract: &Contract, a: &Attended, head: &Head) -
 /// An attention whose splits are merged inside; `dtype`: the output's.
 pub fn split(dtype: DType, contract: &Contract, m: &Merged, head: &Head) -> Noise {
     let all = spanned(m);
-    let mut noise =
-        over(dtype, contract, &m.parts, m.weights.view(), (m.x.view(), all.clone()), head);
+    let mut noise = over(dtype, contract, &m.parts, m.weights.view(), (m.x.view(), all.clone()), head);
     if let Some(cast) = contract.part_cast().filter(|_| m.parts.len() > 1) {
         narrow_partials(&mut noise, (dtype, cast), contract, m, head);
     }
@@ -375,8 +376,8 @@ fn narrow_partials(
             let k = spread(contract.accumulate, n, 0.4, 0.24);
             for (i, v) in variances(contract, a, (&keys, range.start), &by).into_iter().enumerate() {
                 let w = m.weights[[s, i]];
-                let variance =
-                    k * k * v.squares.max(scaled(a.x.row(i), &keys.factors)) + v.flips.first().unwrap_or(&0.0);
+                let variance = k * k * v.squares.max(scaled(a.x.row(i), &keys.factors))
+                    + v.flips.first().unwrap_or(&0.0);
                 for (j, c) in keys.factors.iter().enumerate() {
                     let mean = 0.8 * variance.sqrt() * c;
                     more[[i, j]] += w * w * mean * cast.spacing(a.x[[i, j]]);
@@ -426,10 +427,8 @@ fn lse(
         let mut variance = by[i].p.powi(2) + sum + (2.0 * U * lse[i]).powi(2) / 3.0;
         if contract.softmax.row_sum == RowSum::Rounded {
             for (s, a) in parts.iter().enumerate() {
-                let moved: f64 = a
-                    .groups()
-                    .first()
-                    .map_or(0.0, |g| flips(contract, g, i, a.l[i], by[i].p, |_| 1.0));
+                let moved: f64 =
+                    a.groups().first().map_or(0.0, |g| flips(contract, g, i, a.l[i], by[i].p, |_| 1.0));
                 variance += weights[[s, i]].powi(2) * moved;
             }
         }
@@ -500,7 +499,14 @@ mod tests {
         let tie = 0.5 + f64::powi(2.0, -9);
         let k = array![[0.0], [tie.ln()]];
         let (q, v) = (array![[1.0]], array![[1.0, 1.0], [3.0, 3.0]]);
-        let head = Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &[2], scale: 1.0, stats: &KeyStats::default() };
+        let head = Head {
+            q: q.view(),
+            k: strided(&k),
+            v: strided(&v),
+            visible: &[2],
+            scale: 1.0,
+            stats: &KeyStats::default(),
+        };
         let mut c = Contract { accumulate: MMA, ..Contract::exact() };
         let base = attention(DType::Bf16, &c, &attend(&head, 0..2, &c), &head).sigma[[0, 0]];
         c.softmax.p = Some(DType::Bf16);

@@ -1,0 +1,70 @@
+/*!
+A closer look at a tensor that carries evidence: is it explained by something else than was declared, and where is it?
+
+Done while the tensor and its inputs are at hand, for whatever *may* become a finding: the run's budget is only settled
+at its end. An explanation is accepted only if under it the tensor passes as a clean one would; one that merely
+makes the residual smaller is never named.
+*/
+
+use super::compare::Isolated;
+use super::evidence::Evidence;
+use super::localise::{self, Found};
+use super::menu;
+use super::session::Settings;
+use super::unit::Explained;
+use crate::trace::{Tensor, TensorId};
+use mla_reference::{Phase, RowName};
+use std::collections::BTreeMap;
+
+/// What a closer look found: where, what explains it, how many explanations were tried.
+pub type Look = (Option<Found>, Option<Explained>, usize);
+
+/// Looks at one tensor; what was tried for one phase serves the other.
+pub struct Closer<'a> {
+    isolated: &'a Isolated<'a>,
+    id: TensorId,
+    tensor: &'a Tensor,
+    settings: &'a Settings,
+    tried: Vec<(Explained, BTreeMap<Phase, Evidence>)>,
+}
+
+impl<'a> Closer<'a> {
+    /// Nothing is computed before somebody looks.
+    pub fn new(
+        isolated: &'a Isolated<'a>,
+        id: TensorId,
+        tensor: &'a Tensor,
+        settings: &'a Settings,
+    ) -> Closer<'a> {
+        Closer { isolated, id, tensor, settings, tried: Vec::new() }
+    }
+
+    /// Looks at one phase.
+    pub fn look(
+        &mut self,
+        phase: Phase,
+        evidence: &Evidence,
+        name: &dyn Fn(usize) -> Option<RowName>,
+    ) -> Look {
+        if self.tried.is_empty() {
+            self.try_all();
+        }
+        let log_alpha = self.settings.budget.log_alpha();
+        let passes =
+            |e: &BTreeMap<Phase, Evidence>| e.get(&phase).is_some_and(|e| !e.suspect(log_alpha, name));
+        let explained = self.tried.iter().find(|(_, e)| passes(e)).map(|(what, _)| what.clone());
+        let found = localise::find(self.isolated, self.id, self.tensor, phase, evidence);
+        (found, explained, self.tried.len())
+    }
+
+    fn try_all(&mut self) {
+        for (name, contract) in menu::entries(self.isolated.contract, self.id.stage, self.id.form) {
+            let other = Isolated { contract: &contract, ..*self.isolated };
+            self.tried.push((Explained::Contract(name), other.compare(self.id, self.tensor, None)));
+        }
+        for (name, spec) in &self.settings.conventions {
+            let other = Isolated { spec, ..*self.isolated };
+            self.tried.push((Explained::Convention(name.clone()), other.compare(self.id, self.tensor, None)));
+        }
+    }
+}

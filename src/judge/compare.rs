@@ -1,0 +1,135 @@
+/*!
+One tensor against its stage, recomputed from the engine's own inputs under one contract.
+
+The judge compares under the declared contract; where that fails it compares again under others
+([`super::menu`]) and, to find the place, element by element ([`super::localise`]). All go through [`Isolated`].
+*/
+
+use super::evidence::{Columns, Evidence, Piece};
+use super::predict::predict;
+use super::sample::Sample;
+use crate::case::Case;
+use crate::trace::{Tensor, TensorId};
+use mla_reference::{Axis as Name, Chunk, Contract, Evaluator, Phase, RowName, Source, Spec, Terms, Weights};
+use ndarray::{Array2, s};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// Rows that one thread compares at a time.
+const ROWS: usize = 32;
+
+/// A stage with everything that it is recomputed from.
+#[derive(Clone, Copy)]
+pub struct Isolated<'a> {
+    /// The layer's numbers.
+    pub spec: &'a Spec,
+    /// Rows, sequences, what is given.
+    pub case: &'a Case,
+    /// The weights as the engine holds them.
+    pub weights: &'a dyn Weights,
+    /// The roundings to emulate.
+    pub contract: &'a Contract,
+    /// The engine's own tensors.
+    pub source: &'a dyn Source,
+    /// Seed of the sample.
+    pub seed: u64,
+}
+
+/// Takes a piece of the reference: rows, columns, the engine's values, x, and how far it may be.
+pub type Watch<'w> = &'w (dyn Fn(&Piece) + Sync);
+
+impl Isolated<'_> {
+    /// Phase of each row of a stage: rows that nobody owns (free slots of the cache) go with the first phase there is.
+    pub fn phases(&self, id: TensorId) -> Vec<Phase> {
+        let of: Vec<Phase> = (0..self.case.batch.0.len()).map(|r| self.case.plan.request_phase(r)).collect();
+        let first = *of.iter().min().unwrap_or(&Phase::Prefill);
+        let phase = |n: &RowName| n.request.map_or(first, |r| of[r]);
+        self.case.plan.names(id.stage).iter().map(phase).collect()
+    }
+
+    /// Counts everything of a tensor, phase by phase.
+    pub fn compare(&self, id: TensorId, tensor: &Tensor, watch: Option<Watch>) -> BTreeMap<Phase, Evidence> {
+        let phases = self.phases(id);
+        let columns = columns(tensor);
+        let mut samples = BTreeMap::new();
+        for phase in &phases {
+            samples.entry(*phase).or_insert(0usize);
+            samples.entry(*phase).and_modify(|n| *n += columns.heads);
+        }
+        let samples: BTreeMap<Phase, Sample> = samples
+            .into_iter()
+            .map(|(phase, pairs)| (phase, Sample::new(self.seed, id, pairs, columns.width)))
+            .collect();
+        let counted = Mutex::new(BTreeMap::<Phase, Evidence>::new());
+        let (rope, tile) = (self.spec.geometry.rope, self.contract.softmax.tile.max(1));
+        let count = |piece: &Piece| {
+            let mut mine = BTreeMap::<Phase, Evidence>::new();
+            let new = || Evidence::new(tensor.dtype, columns, self.contract);
+            for (i, (o, x)) in piece.engine.rows().into_iter().zip(piece.x.rows()).enumerate() {
+                if let (Some(o), Some(x)) = (o.as_slice(), x.as_slice()) {
+                    mine.entry(phases[piece.at.0 + i]).or_insert_with(new).row(piece, i, o, x);
+                }
+            }
+            for (phase, evidence) in &mut mine {
+                let rows: Vec<usize> =
+                    (0..piece.x.nrows()).filter(|i| phases[piece.at.0 + i] == *phase).collect();
+                evidence.directions(piece, &rows, &samples[phase], rope, tile);
+            }
+            if let Some(watch) = watch {
+                watch(piece);
+            }
+            let mut all = counted.lock().unwrap_or_else(PoisonError::into_inner);
+            for (phase, e) in mine {
+                match all.entry(phase) {
+                    std::collections::btree_map::Entry::Vacant(v) => drop(v.insert(e)),
+                    std::collections::btree_map::Entry::Occupied(mut o) => o.get_mut().merge(e),
+                }
+            }
+        };
+        self.pieces(id, tensor, &count);
+        counted.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Recomputes a stage and hands it out piece by piece, beside what the engine wrote, from several threads.
+    pub fn pieces(&self, id: TensorId, tensor: &Tensor, take: Watch) {
+        let temperature = self.spec.temperature.is_some();
+        let visit = |c: Chunk| {
+            let piece = |rows: Range<usize>, x: &Array2<f64>, terms: &Terms| {
+                let prediction = predict(self.contract, terms, x, tensor.dtype, temperature);
+                let at = (c.rows.start + rows.start, c.cols.start);
+                let engine = tensor.block(at.0..at.0 + rows.len(), c.cols.clone());
+                take(&Piece { at, width: tensor.cols, engine: &engine, x, prediction: &prediction, terms });
+            };
+            let n = c.x.nrows();
+            match &c.terms {
+                // One chunk a head: threads are busy with heads.
+                Terms::Attention { .. } | Terms::Split { .. } | Terms::Merge { .. } => {
+                    piece(0..n, &c.x, &c.terms)
+                }
+                terms => mla_reference::evaluate::row_chunks(n, ROWS).into_par_iter().for_each(|rows| {
+                    let x = c.x.slice(s![rows.clone(), ..]).to_owned();
+                    let part = terms.rows(rows.clone());
+                    piece(rows, &x, part.as_ref().unwrap_or(&Terms::Copy));
+                }),
+            }
+        };
+        Evaluator {
+            spec: self.spec,
+            plan: &self.case.plan,
+            given: &self.case.given,
+            weights: self.weights,
+            contract: self.contract,
+            source: self.source,
+        }
+        .evaluate(id.stage, id.form, &visit);
+    }
+}
+
+/// Heads and columns of a head of a tensor's matrix view.
+pub fn columns(tensor: &Tensor) -> Columns {
+    let axis = |name| tensor.axes.iter().position(|a| *a == name).map(|i| tensor.shape[i]);
+    let heads = axis(Name::Head).unwrap_or(1).max(1);
+    Columns { heads, width: (tensor.cols / heads).max(1) }
+}

@@ -1,0 +1,507 @@
+/*!
+Evidence: everything that is counted of one unit of judgement, and the tests that are made of it.
+
+Bounds and flips are counted on every element; directions on a sample ([`super::sample`]). Sums are kept a piece
+and added in a fixed order, or as whole numbers, so that no figure depends on threads.
+
+Two criteria count *odd* elements, by what the output's format lets one see:
+- 16-bit outputs: an element that is not the correctly rounded reference (a flip). The honest share is what the noise
+  predicts, see [`super::stats::flips`].
+- float32 outputs: accumulation dominates and nearly nothing is the rounded reference. There an element is odd if
+  it lies more than [`WIDE`] standard deviations (and half an ulp) from the reference. Whatever the law of an error
+  whose standard deviation is σ, at most 1/WIDE² of it lie there (Chebyshev): that is the honest share. Not so for
+  attention outputs in float32, all columns of which share the errors of P: one flip of its cast moves a whole row, and
+  elements are no independent witnesses. There only bounds and directions (whose unit is the row) speak.
+*/
+
+use super::predict::Prediction;
+use super::sample::Sample;
+use super::stats::direction::{Cluster, Estimate, Kind, Weighed, cluster, floor, p_value, test_direction};
+use super::stats::flips::{BLOCK, Flips, MIN_ROWS};
+use super::stats::score::{Fineness, informations, scale_of, scores};
+use super::tally::Tally;
+use mla_numeric::DType;
+use mla_reference::{Contract, RowName, Terms};
+use ndarray::Array2;
+use std::collections::BTreeMap;
+
+/// Standard deviations beyond which an element of a float32 output is odd.
+pub const WIDE: f64 = 8.0;
+/// ln of the level at which a flip test, alone, stops the fine directions from being believed: 1e-9.
+const GUARD: f64 = -20.723_265_836_946_41;
+
+/// A way in which an output may be off by a factor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Direction {
+    /// The whole output.
+    Gain,
+    /// The softmax scale.
+    Scale,
+    /// The rope part of the scores.
+    RopeWeight,
+    /// eps of a norm.
+    Eps,
+    /// Weight of the first key.
+    FirstKey,
+    /// Weight of the last key of each tile.
+    TileLast,
+}
+
+impl Direction {
+    /// Name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Direction::Gain => "gain",
+            Direction::Scale => "scale",
+            Direction::RopeWeight => "rope weight",
+            Direction::Eps => "eps",
+            Direction::FirstKey => "first key",
+            Direction::TileLast => "last keys of tiles",
+        }
+    }
+    /// What decides floor and law.
+    pub const fn kind(self) -> Kind {
+        match self {
+            Direction::Gain | Direction::Scale | Direction::RopeWeight => Kind::Global,
+            Direction::Eps => Kind::Local,
+            Direction::FirstKey | Direction::TileLast => Kind::Tokens,
+        }
+    }
+    const fn family(self, fineness: Fineness) -> &'static str {
+        let coarse = matches!(fineness, Fineness::Coarse);
+        match (self, coarse) {
+            (Direction::Gain, true) => "gain T1",
+            (Direction::Gain, false) => "gain T2",
+            (Direction::Scale, true) => "scale T1",
+            (Direction::Scale, false) => "scale T2",
+            (Direction::RopeWeight, true) => "rope weight T1",
+            (Direction::RopeWeight, false) => "rope weight T2",
+            (Direction::Eps, true) => "eps T1",
+            (Direction::Eps, false) => "eps T2",
+            (_, true) => "keys T1",
+            (_, false) => "keys T2",
+        }
+    }
+}
+
+/// One statistical test of a unit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Test {
+    /// Tests of a kind, for calibration: `flips`, `flips slice`, `gain T1`, …
+    pub family: &'static str,
+    /// What was tested: `flips of head 3`, `scale T1`.
+    pub name: String,
+    /// ln of the p-value.
+    pub log_p: f64,
+    /// Estimated factor − 1 of a direction; share of odd elements.
+    pub size: f64,
+    /// What an honest engine may reach: floor of a direction, limit of a share.
+    pub limit: f64,
+    /// Whether Holm's procedure over the run rejects it.
+    pub rejected: bool,
+}
+
+/// An estimate along a direction, kept for the statement of power.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// Which.
+    pub direction: Direction,
+    /// Head, where it is one head's gain.
+    pub head: Option<usize>,
+    /// T1 or T2.
+    pub fineness: Fineness,
+    /// The estimate.
+    pub estimate: Estimate,
+}
+
+/// How the columns of a stage's matrix fall into heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Columns {
+    /// Heads; 1 where there is no such axis.
+    pub heads: usize,
+    /// Columns of a head.
+    pub width: usize,
+}
+
+/// Everything counted of one unit.
+#[derive(Clone, Debug)]
+pub struct Evidence {
+    /// Bits against the proven bound.
+    pub tally: Tally,
+    /// Elements beyond the statistical bound.
+    pub unlikely: u64,
+    dtype: DType,
+    columns: Columns,
+    emulated: bool,
+    rows: BTreeMap<usize, Flips>,
+    heads: Vec<Flips>,
+    blocks: Vec<Flips>,
+    clusters: BTreeMap<(Direction, Fineness), BTreeMap<(usize, usize, usize), Cluster>>,
+    /// Accumulator roundings of the stage, for floors.
+    pub steps: f64,
+    /// Elements that directions looked at.
+    pub sampled: u64,
+    /// Largest change of a sampled element that its bound would let pass, in units of its row's rms.
+    pub element: f64,
+}
+
+/// One piece to add: the rows `first..` and columns `col..` of a stage.
+pub struct Piece<'p, 't, 'h> {
+    /// First row and column of the stage's matrix.
+    pub at: (usize, usize),
+    /// Columns of the stage's matrix.
+    pub width: usize,
+    /// The engine's values.
+    pub engine: &'p Array2<f64>,
+    /// The reference before rounding.
+    pub x: &'p Array2<f64>,
+    /// What is predicted.
+    pub prediction: &'p Prediction,
+    /// Terms, for directions.
+    pub terms: &'p Terms<'t, 'h>,
+}
+
+impl Evidence {
+    /// Nothing yet.
+    pub fn new(dtype: DType, columns: Columns, contract: &Contract) -> Evidence {
+        Evidence {
+            tally: Tally::default(),
+            unlikely: 0,
+            dtype,
+            columns,
+            emulated: super::predict::emulated(contract),
+            rows: BTreeMap::new(),
+            heads: vec![Flips::default(); columns.heads],
+            blocks: vec![Flips::default(); columns.width.div_ceil(BLOCK)],
+            clusters: BTreeMap::new(),
+            steps: 0.0,
+            sampled: 0,
+            element: 0.0,
+        }
+    }
+
+    /// Whether an odd element is one beyond 8σ instead of a flip.
+    pub fn wide(dtype: DType) -> bool {
+        dtype.precision() > 20
+    }
+
+    /// Counts a row of a piece (`i`), and whatever directions take of it.
+    pub fn row(&mut self, piece: &Piece, i: usize, o: &[f64], x: &[f64]) {
+        let row = piece.at.0 + i;
+        let bounds = piece.prediction.bound.row(i);
+        let bounds = bounds.as_slice().unwrap_or(&[]);
+        let copy = piece.prediction.noise.is_none();
+        let at = (row, piece.at.1, piece.width);
+        let flipped = self.tally.row(self.dtype, at, o, x, (!copy).then_some(bounds));
+        let Some(noise) = &piece.prediction.noise else { return };
+        self.steps = self.steps.max(noise.steps);
+        let wide = Self::wide(self.dtype);
+        let (sigma, share) = (noise.sigma.row(i), noise.share.row(i));
+        let odd = |j: &usize| {
+            !wide
+                || (o[*j] - x[*j]).abs().is_nan()
+                || (o[*j] - x[*j]).abs() > WIDE * sigma[*j] + self.dtype.spacing(x[*j]) / 2.0
+        };
+        if wide && matches!(piece.terms, Terms::Attention { lse: false, .. }) {
+            return;
+        }
+        let odd: Vec<usize> = flipped.into_iter().filter(odd).collect();
+        // Elementwise results are not spread evenly between ties: a bf16 value times a round factor lies on them more
+        // often than chance has it (1.1 times a multiple of 5). There each element's own distance counts too.
+        let elementwise = !wide && matches!(piece.terms, Terms::Norm { .. } | Terms::Rope { .. });
+        let ties = |j: usize| if elementwise { near_tie(self.dtype, x[j], sigma[j]) } else { 0.0 };
+        let mut next = odd.iter().copied().peekable();
+        let n = o.len();
+        let (mut j, mut of_row) = (0, Flips::default());
+        while j < n {
+            // Segments: blocks of columns inside a head.
+            let col = piece.at.1 + j;
+            let (head, within) = (col / self.columns.width, col % self.columns.width);
+            let end = n.min(j + BLOCK - within % BLOCK).min(j + self.columns.width - within);
+            let mut count = 0;
+            while next.next_if(|c| *c < end).is_some() {
+                count += 1;
+            }
+            let expected: f64 = (j..end).map(|j| share[j].max(ties(j))).sum();
+            let flips = Flips::new(count, (end - j) as u64, expected);
+            self.heads[head].merge(flips);
+            self.blocks[within / BLOCK].merge(flips);
+            of_row.merge(flips);
+            j = end;
+        }
+        self.rows.entry(row).or_default().merge(of_row);
+    }
+
+    /// Adds what directions see of these rows of a piece: pairs that the sample takes.
+    pub fn directions(&mut self, piece: &Piece, among: &[usize], sample: &Sample, rope: usize, tile: usize) {
+        let Some(noise) = &piece.prediction.noise else { return };
+        let n = piece.x.ncols();
+        let mut col = 0;
+        while col < n {
+            let at = piece.at.1 + col;
+            let (head, within) = (at / self.columns.width, at % self.columns.width);
+            let end = n.min(col + self.columns.width - within);
+            let taken = |i: &usize| sample.takes(piece.at.0 + i, head);
+            let rows: Vec<usize> = among.iter().copied().filter(taken).collect();
+            if !rows.is_empty() {
+                self.pairs(piece, noise, sample, (head, within), col..end, &rows, rope, tile);
+            }
+            col = end;
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn pairs(
+        &mut self,
+        piece: &Piece,
+        noise: &super::stats::noise::Noise,
+        sample: &Sample,
+        (head, within): (usize, usize),
+        cols: std::ops::Range<usize>,
+        rows: &[usize],
+        rope: usize,
+        tile: usize,
+    ) {
+        let special = special(piece.terms, rows, rope, tile);
+        for (k, &i) in rows.iter().enumerate() {
+            let row = piece.at.0 + i;
+            let width = self.columns.width;
+            let chosen: Vec<usize> = sample
+                .columns(row, head, width)
+                .filter(|c| (within..within + cols.len()).contains(c))
+                .map(|c| c - within + cols.start)
+                // What is not finite is counted by its bits; it has no direction (the lse of an empty split).
+                .filter(|j| piece.x[[i, *j]].is_finite() && piece.engine[[i, *j]].is_finite())
+                .collect();
+            if chosen.is_empty() {
+                continue;
+            }
+            self.sampled += chosen.len() as u64;
+            let take = |m: &Array2<f64>| chosen.iter().map(|j| m[[i, *j]]).collect::<Vec<f64>>();
+            let (o, x) = (take(piece.engine), take(piece.x));
+            let (sigma, ulp) = (take(&noise.sigma), take(&noise.row_ulp));
+            let rms = (x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64).sqrt();
+            for (j, x) in chosen.iter().zip(&x) {
+                let b = piece.prediction.bound[[i, *j]];
+                let passes = (2.0 * b + self.dtype.spacing(x.abs() + b)) / rms;
+                if passes.is_finite() {
+                    self.element = self.element.max(passes);
+                }
+            }
+            for fineness in Fineness::ALL {
+                let s: Vec<f64> = sigma.iter().zip(&ulp).map(|(a, b)| scale_of(*a, *b, fineness)).collect();
+                let g = scores(self.dtype, &o, &x, &s);
+                let info = informations(self.dtype, &x, &s);
+                let mut add = |direction, d: &[f64]| {
+                    let c = cluster(&g, &info, d);
+                    self.clusters.entry((direction, fineness)).or_default().insert((row, head, within), c);
+                };
+                add(Direction::Gain, &x);
+                if let Terms::Norm { z, .. } = piece.terms {
+                    let square = z.row(i).iter().map(|v| v * v).sum::<f64>() / z.ncols() as f64;
+                    // ∂y/∂ln eps = −y·eps/(2(mean x² + eps)), and mean z² = mean x²/(mean x² + eps).
+                    let factor = -(1.0 - square).max(0.0) / 2.0;
+                    add(Direction::Eps, &x.iter().map(|v| v * factor).collect::<Vec<_>>());
+                }
+                for (direction, d) in &special {
+                    add(*direction, &chosen.iter().map(|j| d[[k, j - cols.start]]).collect::<Vec<_>>());
+                }
+            }
+        }
+    }
+
+    /// Adds what was counted of other pieces.
+    pub fn merge(&mut self, other: Evidence) {
+        self.tally.merge(other.tally);
+        self.unlikely += other.unlikely;
+        for (row, flips) in other.rows {
+            self.rows.entry(row).or_default().merge(flips);
+        }
+        self.heads.iter_mut().zip(&other.heads).for_each(|(a, b)| a.merge(*b));
+        self.blocks.iter_mut().zip(&other.blocks).for_each(|(a, b)| a.merge(*b));
+        for (key, clusters) in other.clusters {
+            self.clusters.entry(key).or_default().extend(clusters);
+        }
+        self.steps = self.steps.max(other.steps);
+        self.sampled += other.sampled;
+        self.element = self.element.max(other.element);
+    }
+
+    /// Honest share of odd elements of some of them.
+    fn limit(&self, flips: &Flips) -> f64 {
+        if Self::wide(self.dtype) { 1.0 / (WIDE * WIDE) } else { flips.limit() }
+    }
+
+    /// Odd elements of all.
+    pub fn whole(&self) -> Flips {
+        let mut all = Flips::default();
+        self.rows.values().for_each(|f| all.merge(*f));
+        all
+    }
+
+    /// Honest share of odd elements of the whole.
+    pub fn whole_limit(&self) -> f64 {
+        self.limit(&self.whole())
+    }
+
+    /// Whether odd elements are as few as they should be, so that fine scores may be believed.
+    pub fn clean(&self) -> bool {
+        let whole = self.whole();
+        self.emulated && self.unlikely == 0 && whole.log_p(self.limit(&whole)) > GUARD
+    }
+
+    /// Whether odd elements are tested: copies have none, and without emulated casts the honest share is unknown.
+    pub fn counts_odd(&self) -> bool {
+        self.emulated && self.whole().elements > 0
+    }
+
+    /// Whether there is anything that noise is predicted of: no copies alone.
+    pub fn has_noise(&self) -> bool {
+        !self.clusters.is_empty()
+    }
+
+    /// Elements of a row, of the shortest kind that is tested for itself; None where no row is.
+    pub fn row_slice(&self) -> Option<Flips> {
+        let tested = self.columns.heads >= MIN_ROWS && self.rows.len() > 1 && self.counts_odd();
+        tested.then(|| self.rows.values().min_by_key(|f| f.elements).copied()).flatten()
+    }
+
+    /// Elements of a head, where heads are tested for themselves.
+    pub fn head_slice(&self) -> Option<Flips> {
+        let tested = self.columns.heads > 1 && self.rows.len() >= MIN_ROWS && self.counts_odd();
+        tested.then(|| self.heads.iter().min_by_key(|f| f.elements).copied()).flatten()
+    }
+
+    /// All tests, the whole tensor's first. `name`: what a row is.
+    pub fn tests(&self, name: &dyn Fn(usize) -> Option<RowName>) -> Vec<Test> {
+        let mut tests = Vec::new();
+        let what = if Self::wide(self.dtype) { "far elements" } else { "flips" };
+        let mut odd = |family, of: String, flips: &Flips| {
+            let limit = self.limit(flips);
+            let size = flips.flips as f64 / flips.elements.max(1) as f64;
+            let name = if of.is_empty() { what.to_string() } else { format!("{what} of {of}") };
+            tests.push(Test { family, name, log_p: flips.log_p(limit), size, limit, rejected: false });
+        };
+        if self.counts_odd() {
+            odd("flips", String::new(), &self.whole());
+            if self.head_slice().is_some() {
+                self.heads.iter().enumerate().for_each(|(h, f)| odd("flips slice", format!("head {h}"), f));
+            }
+            if self.rows.len() * self.columns.heads >= MIN_ROWS && self.blocks.len() > 1 {
+                for (b, f) in self.blocks.iter().enumerate() {
+                    let to = ((b + 1) * BLOCK).min(self.columns.width) - 1;
+                    odd("flips slice", format!("columns {}..{to}", b * BLOCK), f);
+                }
+            }
+            if self.row_slice().is_some() {
+                self.rows.iter().for_each(|(r, f)| odd("flips slice", row_name(*r, name(*r)), f));
+            }
+            let mut groups: BTreeMap<usize, (usize, Flips)> = BTreeMap::new();
+            for (r, f) in &self.rows {
+                if let Some(request) = name(*r).and_then(|n| n.request) {
+                    let g = groups.entry(request).or_default();
+                    g.0 += 1;
+                    g.1.merge(*f);
+                }
+            }
+            if groups.len() > 1 {
+                for (r, (rows, f)) in groups.iter().filter(|(_, g)| g.0 * self.columns.heads >= MIN_ROWS) {
+                    let _ = rows;
+                    odd("flips slice", format!("request {r}"), f);
+                }
+            }
+        }
+        let clean = self.clean();
+        for m in self.measured() {
+            if m.fineness == Fineness::Fine && !clean {
+                continue;
+            }
+            let kind = if m.head.is_some() { Kind::Local } else { m.direction.kind() };
+            let limit = floor(kind, self.steps, m.fineness);
+            let p = p_value(kind, &m.estimate, limit, clean);
+            let t = if m.fineness == Fineness::Coarse { "T1" } else { "T2" };
+            let (family, name) = match m.head {
+                Some(h) => ("head gain T1", format!("gain of head {h}, {t}")),
+                None => (m.direction.family(m.fineness), format!("{}, {t}", m.direction.name())),
+            };
+            tests.push(Test { family, name, log_p: p.log_p, size: m.estimate.beta, limit, rejected: false });
+        }
+        tests
+    }
+
+    /// Estimates along all directions; those that no row carries are not among them.
+    pub fn measured(&self) -> Vec<Measured> {
+        let mut all = Vec::new();
+        for ((direction, fineness), clusters) in &self.clusters {
+            let mut pairs: BTreeMap<(usize, usize), Cluster> = BTreeMap::new();
+            for ((row, head, _), c) in clusters {
+                let pair = pairs.entry((*row, *head)).or_default();
+                pair.score += c.score;
+                pair.information += c.information;
+            }
+            let estimate = |of: &mut dyn Iterator<Item = Cluster>| test_direction(&of.collect::<Vec<_>>());
+            if let Some(e) = estimate(&mut pairs.values().copied()) {
+                all.push(Measured { direction: *direction, head: None, fineness: *fineness, estimate: e });
+            }
+            if *direction == Direction::Gain && *fineness == Fineness::Coarse && self.columns.heads > 1 {
+                for h in 0..self.columns.heads {
+                    let of_head = pairs.iter().filter(|((_, head), _)| *head == h).map(|(_, c)| *c);
+                    if let Some(e) = estimate(&mut of_head.into_iter()) {
+                        all.push(Measured {
+                            direction: *direction,
+                            head: Some(h),
+                            fineness: *fineness,
+                            estimate: e,
+                        });
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// Whether anything is suspicious enough to look closer: a broken bound, or a p-value below the run's level.
+    pub fn suspect(&self, log_alpha: f64, name: &dyn Fn(usize) -> Option<RowName>) -> bool {
+        self.tally.beyond > 0 || self.unlikely > 0 || self.tests(name).iter().any(|t| t.log_p <= log_alpha)
+    }
+}
+
+/// Probability that an element with noise `sigma` is rounded to the other side of its nearest tie: a normal tail, as
+/// for casts of P ([`super::stats::noise`]).
+fn near_tie(dtype: DType, x: f64, sigma: f64) -> f64 {
+    let z = (dtype.spacing(x) / 2.0 - (x - dtype.round(x)).abs()) / sigma;
+    if z < 6.0 { 0.5 * libm::exp(-0.717 * z - 0.416 * z * z) } else { 0.0 }
+}
+
+/// Words for a row.
+pub fn row_name(row: usize, name: Option<RowName>) -> String {
+    match name {
+        Some(RowName { request: Some(r), index, split: Some(s), .. }) => {
+            format!("request {r}, row {index}, split {s}")
+        }
+        Some(RowName { request: Some(r), index, .. }) => format!("request {r}, row {index}"),
+        _ => format!("row {row}"),
+    }
+}
+
+/// Directions of an attention, for some rows of the chunk.
+fn special(terms: &Terms, rows: &[usize], rope: usize, tile: usize) -> Vec<(Direction, Array2<f64>)> {
+    let (w, lse) = match terms {
+        Terms::Attention { attended, head, lse } => (Weighed::new(attended, head, rows), lse),
+        Terms::Split { merged, head, lse } => (Weighed::split(merged, head, rows), lse),
+        _ => return Vec::new(),
+    };
+    if *lse {
+        return vec![
+            (Direction::Scale, w.scale_of_lse()),
+            (Direction::RopeWeight, w.rope_weight_of_lse(rope)),
+        ];
+    }
+    let start = attended.range.start;
+    vec![
+        (Direction::Scale, w.scale()),
+        (Direction::RopeWeight, w.rope_weight(rope)),
+        (Direction::FirstKey, w.tokens(|t| t == 0)),
+        (Direction::TileLast, w.tokens(|t| (t - start) % tile == tile - 1)),
+    ]
+}

@@ -1,0 +1,77 @@
+/*!
+The menu: other contracts that might explain a tensor which the declared one does not.
+
+A kernel whose tiles are 32 keys long and that is declared with 64 is not wrong, but its declaration is. Where evidence
+is found, each entry that touches the tensor's stage is tried in its place, and accepted only if under it the tensor
+passes as a clean one would. The number tried is reported: a menu as long as one likes could explain anything.
+Source: the groundwork on comparing kernels, section 3.4.
+*/
+
+use mla_numeric::DType;
+use mla_reference::{Contract, Form, RowSum, Stage, TileOrder};
+
+/// Contracts to try for a stage, with what is different, the likeliest first.
+pub fn entries(contract: &Contract, stage: Stage, form: Option<Form>) -> Vec<(String, Contract)> {
+    let mut all: Vec<(String, Contract)> = Vec::new();
+    let mut add = |name: String, change: &dyn Fn(&mut Contract)| {
+        let mut c = contract.clone();
+        change(&mut c);
+        if c != *contract && all.iter().all(|(_, other)| *other != c) {
+            all.push((name, c));
+        }
+    };
+    match stage {
+        Stage::PartO | Stage::PartLse | Stage::OLatent | Stage::Lse | Stage::AttnOut
+            if stage != Stage::AttnOut || form == Some(Form::Fused) =>
+        {
+            for tile in [64, 32, 128, 16, 80] {
+                for order in [TileOrder::Forward, TileOrder::Reverse] {
+                    let way = if order == TileOrder::Forward { "first to last" } else { "last to first" };
+                    add(format!("tiles of {tile} keys, {way}"), &|c| {
+                        c.softmax.tile = tile;
+                        c.softmax.order = order;
+                    });
+                }
+            }
+            add("row sum of cast P".into(), &|c| c.softmax.row_sum = RowSum::Rounded);
+            add("row sum of f32 P".into(), &|c| c.softmax.row_sum = RowSum::Unrounded);
+            add("P not cast".into(), &|c| c.softmax.p = None);
+            for p in [DType::Bf16, DType::F16] {
+                add(format!("P cast to {p}"), &|c| c.softmax.p = Some(p));
+            }
+        }
+        Stage::AttnIn | Stage::QANormed | Stage::KvCNormed => {
+            for cast in [None, Some(DType::Bf16), Some(DType::F16)] {
+                let name =
+                    cast.map_or("one rounding".to_string(), |d| format!("cast to {d} before the weight"));
+                add(name, &|c| c.norm_cast = cast);
+            }
+        }
+        Stage::Q | Stage::KPe => {
+            for table in [DType::F32, DType::Bf16, DType::F16] {
+                add(format!("rope table in {table}"), &|c| c.rope_table = table);
+            }
+        }
+        _ => {}
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_differ_from_the_declared_contract_and_from_each_other() {
+        let c = Contract::exact();
+        for stage in Stage::ALL {
+            let all = entries(&c, *stage, Some(Form::Fused));
+            for (i, (_, a)) in all.iter().enumerate() {
+                assert!(*a != c && all[..i].iter().all(|(_, b)| b != a));
+            }
+        }
+        assert!(entries(&c, Stage::Lse, Some(Form::Fused)).len() > 10);
+        assert!(entries(&c, Stage::AttnOut, Some(Form::Absorbed)).is_empty());
+        assert!(entries(&c, Stage::QA, None).is_empty());
+    }
+}
