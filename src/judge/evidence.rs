@@ -198,7 +198,8 @@ impl Evidence {
         let wide = Self::wide(self.dtype);
         let (sigma, share) = (noise.sigma.row(i), noise.share.row(i));
         let odd = |j: &usize| {
-            !wide || (o[*j] - x[*j]).abs().is_nan()
+            !wide
+                || (o[*j] - x[*j]).abs().is_nan()
                 || (o[*j] - x[*j]).abs() > WIDE * sigma[*j] + self.dtype.spacing(x[*j]) / 2.0
         };
         if wide && matches!(piece.terms, Terms::Attention { lse: false, .. }) {
@@ -485,8 +486,11 @@ pub fn row_name(row: usize, name: Option<RowName>) -> String {
 
 /// Directions of an attention, for some rows of the chunk.
 fn special(terms: &Terms, rows: &[usize], rope: usize, tile: usize) -> Vec<(Direction, Array2<f64>)> {
-    let Terms::Attention { attended, head, lse } = terms else { return Vec::new() };
-    let w = Weighed::new(attended, head, rows);
+    let (w, lse) = match terms {
+        Terms::Attention { attended, head, lse } => (Weighed::new(attended, head, rows), lse),
+        Terms::Split { merged, head, lse } => (Weighed::split(merged, head, rows), lse),
+        _ => return Vec::new(),
+    };
     if *lse {
         return vec![
             (Direction::Scale, w.scale_of_lse()),
