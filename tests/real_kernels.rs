@@ -515,3 +515,39 @@ fn another_contract_is_a_fault() {
     };
     assert!(faults(&order, &["vllm_triton_s4"]) > 0, "last tile first");
 }
+
+/// What bound and noise cost beside the evaluation that they judge; run with `--ignored --nocapture`.
+#[test]
+#[ignore = "measures time"]
+fn cost_of_judging() {
+    let value = |i: usize, j: usize| ((i * 7919 + j * 104_729) % 1009) as f64 / 504.0 - 1.0;
+    for (what, heads, keys, width, values) in [("absorbed", 16, 4096, 576, 512), ("fused", 1, 1024, 192, 128)] {
+        let rows = 64;
+        let k = Array2::from_shape_fn((keys, width), |(t, j)| value(t, j));
+        let v = Array2::from_shape_fn((keys, values), |(t, j)| value(t + 3, j));
+        let visible = vec![keys; rows];
+        let stats = KeyStats::default();
+        let c = contracts::find("fa3-mla-decode").unwrap().contract_for(DType::Bf16);
+        let (mut evaluate, mut bounds, mut noises) = (0.0, 0.0, 0.0);
+        for h in 0..heads {
+            let q = Array2::from_shape_fn((rows, width), |(i, j)| 0.3 * value(i + 11 * h, 2 * j));
+            let (kk, vv) = (strided(&k), strided(&v));
+            let head = Head { q: q.view(), k: kk, v: vv, visible: &visible, scale: 0.07, stats: &stats };
+            let start = std::time::Instant::now();
+            let m = attend_split(&head, &c.split_ranges(keys), &c);
+            evaluate += start.elapsed().as_secs_f64();
+            let terms = Terms::Split { merged: &m, head: &head, lse: false };
+            let start = std::time::Instant::now();
+            std::hint::black_box(bound(&c, &terms, &m.x, false));
+            bounds += start.elapsed().as_secs_f64();
+            let start = std::time::Instant::now();
+            std::hint::black_box(noise::of(&c, &terms, m.x.view(), c.activations));
+            noises += start.elapsed().as_secs_f64();
+        }
+        println!(
+            "{what}: evaluation {evaluate:.3} s, bound {:.2} of it, noise {:.2}",
+            bounds / evaluate,
+            noises / evaluate
+        );
+    }
+}
