@@ -67,8 +67,9 @@ impl Weights for Grid<'_> {
 
 /// Runs the engine once and hands `f` all that a judgement needs.
 fn with_run(f: impl FnOnce(&Spec, &Case, &Grid, &Contract, &Kept)) {
-    let path = std::env::var("MLA_CHECK_BENCH_MODEL")
-        .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/glm5dims.Q4_K_M.gguf").into());
+    let path = std::env::var("MLA_CHECK_BENCH_MODEL").unwrap_or_else(|_| {
+        concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/glm5dims.Q4_K_M.gguf").into()
+    });
     let batch = std::env::var("MLA_CHECK_BENCH_BATCH").unwrap_or_else(|_| DEFAULT_BATCH.into());
     let batch: Batch = batch.parse().expect("a batch");
     let model = Model::open(std::path::Path::new(&path)).expect("a model");
@@ -96,7 +97,9 @@ fn with_run(f: impl FnOnce(&Spec, &Case, &Grid, &Contract, &Kept)) {
     engine.run(&layer, &case, &Form::ALL, &mut kept).expect("a run");
     let matrices = mla_reference::WEIGHTS
         .iter()
-        .filter_map(|r| Some((r.weight, Rounded { inner: (&weights as &dyn Weights).matrix(r.weight)?, dtype })))
+        .filter_map(|r| {
+            Some((r.weight, Rounded { inner: (&weights as &dyn Weights).matrix(r.weight)?, dtype }))
+        })
         .collect();
     f(&spec, &case, &Grid { matrices, inner: &weights }, &engine.contract(), &kept);
 }

@@ -13,7 +13,7 @@ x and lse NaN, as it does in every kernel.
 use crate::contract::{Contract, RowSum, Softmax};
 use crate::key_stats::KeyStats;
 use crate::product::{Rows, Strided, product, weighted_sum};
-use ndarray::{Array2, ArrayView2, s};
+use ndarray::{Array2, ArrayView2, Axis, s};
 use std::ops::Range;
 
 /// Queries, keys and values of one head (or of all heads of one latent cache) of one sequence.
@@ -76,6 +76,24 @@ pub struct Group<'a> {
 }
 
 impl Attended {
+    /// Some rows.
+    pub fn select(&self, rows: &[usize]) -> Attended {
+        let matrix = |m: &Array2<f64>| m.select(Axis(0), rows);
+        let list = |v: &[f64]| rows.iter().map(|i| v[*i]).collect();
+        let upper = |u: &Upper| Upper { first: u.first, p: matrix(&u.p), w: matrix(&u.w) };
+        Attended {
+            range: self.range.clone(),
+            x: matrix(&self.x),
+            lse: list(&self.lse),
+            s: matrix(&self.s),
+            p: matrix(&self.p),
+            w: matrix(&self.w),
+            l: list(&self.l),
+            upper: self.upper.as_ref().map(upper),
+            raw: self.raw.as_ref().map(matrix),
+        }
+    }
+
     /// Groups of columns that share weights: one, or the two halves.
     pub fn groups(&self) -> Vec<Group<'_>> {
         let n = self.x.ncols();

@@ -113,6 +113,11 @@ pub enum Terms<'a, 'b> {
 }
 
 impl Terms<'_, '_> {
+    /// Whether the columns of a row share errors that no column has alone: those of P in an attention.
+    pub fn shares_errors(&self) -> bool {
+        matches!(self, Terms::Attention { lse: false, .. } | Terms::Split { lse: false, .. })
+    }
+
     /// The terms of some rows of the chunk, where rows are independent of what the terms share; else None.
     pub fn rows(&self, rows: Range<usize>) -> Option<Terms<'_, '_>> {
         fn part<'m>(m: &'m CowArray<f64, Ix2>, rows: Range<usize>) -> CowArray<'m, f64, Ix2> {

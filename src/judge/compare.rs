@@ -6,7 +6,7 @@ The judge compares under the declared contract; where that fails it compares aga
 */
 
 use super::evidence::{Columns, Evidence, Piece};
-use super::predict::predict;
+use super::predict::Prediction;
 use super::sample::Sample;
 use crate::case::Case;
 use crate::trace::{Tensor, TensorId};
@@ -65,23 +65,20 @@ impl Isolated<'_> {
         let counted = Mutex::new(BTreeMap::<Phase, Evidence>::new());
         let (rope, tile) = (self.spec.geometry.rope, self.contract.softmax.tile.max(1));
         let count = |piece: &Piece| {
-            let mut mine = BTreeMap::<Phase, Evidence>::new();
-            let new = || Evidence::new(tensor.dtype, columns, self.contract);
-            for (i, (o, x)) in piece.engine.rows().into_iter().zip(piece.x.rows()).enumerate() {
-                if let (Some(o), Some(x)) = (o.as_slice(), x.as_slice()) {
-                    mine.entry(phases[piece.at.0 + i]).or_insert_with(new).row(piece, i, o, x);
-                }
+            let mut mine = BTreeMap::<Phase, (Evidence, Vec<usize>)>::new();
+            for i in 0..piece.x.nrows() {
+                let new = || (Evidence::new(tensor.dtype, columns, self.contract), Vec::new());
+                mine.entry(phases[piece.at.0 + i]).or_insert_with(new).1.push(i);
             }
-            for (phase, evidence) in &mut mine {
-                let rows: Vec<usize> =
-                    (0..piece.x.nrows()).filter(|i| phases[piece.at.0 + i] == *phase).collect();
-                evidence.directions(piece, &rows, &samples[phase], rope, tile);
+            for (phase, (evidence, rows)) in &mut mine {
+                evidence.count(piece, rows);
+                evidence.directions(piece, rows, &samples[phase], rope, tile);
             }
             if let Some(watch) = watch {
                 watch(piece);
             }
             let mut all = counted.lock().unwrap_or_else(PoisonError::into_inner);
-            for (phase, e) in mine {
+            for (phase, (e, _)) in mine {
                 match all.entry(phase) {
                     std::collections::btree_map::Entry::Vacant(v) => drop(v.insert(e)),
                     std::collections::btree_map::Entry::Occupied(mut o) => o.get_mut().merge(e),
@@ -97,7 +94,7 @@ impl Isolated<'_> {
         let temperature = self.spec.temperature.is_some();
         let visit = |c: Chunk| {
             let piece = |rows: Range<usize>, x: &Array2<f64>, terms: &Terms| {
-                let prediction = predict(self.contract, terms, x, tensor.dtype, temperature);
+                let prediction = Prediction::new(self.contract, terms, x, tensor.dtype, temperature);
                 let at = (c.rows.start + rows.start, c.cols.start);
                 let engine = tensor.block(at.0..at.0 + rows.len(), c.cols.clone());
                 take(&Piece { at, width: tensor.cols, engine: &engine, x, prediction: &prediction, terms });

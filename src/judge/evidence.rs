@@ -156,7 +156,7 @@ pub struct Piece<'p, 't, 'h> {
     /// The reference before rounding.
     pub x: &'p Array2<f64>,
     /// What is predicted.
-    pub prediction: &'p Prediction,
+    pub prediction: &'p Prediction<'p, 't, 'h>,
     /// Terms, for directions.
     pub terms: &'p Terms<'t, 'h>,
 }
@@ -185,56 +185,112 @@ impl Evidence {
         dtype.precision() > 20
     }
 
-    /// Counts a row of a piece (`i`), and whatever directions take of it.
-    pub fn row(&mut self, piece: &Piece, i: usize, o: &[f64], x: &[f64]) {
-        let row = piece.at.0 + i;
-        let bounds = piece.prediction.bound.row(i);
-        let bounds = bounds.as_slice().unwrap_or(&[]);
-        let copy = piece.prediction.noise.is_none();
-        let at = (row, piece.at.1, piece.width);
-        let flipped = self.tally.row(self.dtype, at, o, x, (!copy).then_some(bounds));
-        let Some(noise) = &piece.prediction.noise else { return };
-        self.steps = self.steps.max(noise.steps);
-        let wide = Self::wide(self.dtype);
-        let (sigma, share) = (noise.sigma.row(i), noise.share.row(i));
-        let odd = |j: &usize| {
-            !wide
-                || (o[*j] - x[*j]).abs().is_nan()
-                || (o[*j] - x[*j]).abs() > WIDE * sigma[*j] + self.dtype.spacing(x[*j]) / 2.0
-        };
-        if wide && matches!(piece.terms, Terms::Attention { lse: false, .. }) {
+    /// Counts these rows of a piece, bit for bit.
+    pub fn count(&mut self, piece: &Piece, rows: &[usize]) {
+        let n = piece.x.ncols();
+        let at = |i: usize| (piece.at.0 + i, piece.at.1, piece.width);
+        let (engine, x) = (|i: usize| line(piece.engine, i), |i: usize| line(piece.x, i));
+        if piece.prediction.is_copy() {
+            rows.iter().for_each(|&i| self.tally.copy(self.dtype, at(i), engine(i), x(i)));
             return;
         }
-        let odd: Vec<usize> = flipped.into_iter().filter(odd).collect();
+        self.steps = self.steps.max(piece.prediction.steps());
+        let mut rounded = vec![0.0; n];
+        let mut flips: Vec<(usize, Vec<usize>)> = Vec::new();
+        let mut sums = Sums::new(self.columns);
+        let mut shares = Vec::with_capacity(n);
+        let counts = !Self::wide(self.dtype) || !piece.terms.shares_errors();
+        for &i in rows {
+            let (o, x) = (engine(i), x(i));
+            rounded.copy_from_slice(x);
+            self.dtype.round_slice(&mut rounded);
+            let differs = |j: &usize| o[*j] != rounded[*j] && !(o[*j].is_nan() && rounded[*j].is_nan());
+            let flipped: Vec<usize> = (0..n).filter(differs).collect();
+            self.tally.row(self.dtype, at(i), o, x, &rounded, &[], None);
+            if counts {
+                piece.prediction.shares(i, &mut shares);
+                self.odd(piece, i, (o, x), &flipped, &mut shares, &mut sums);
+            }
+            if !flipped.is_empty() || sampled(piece.at.0, i) {
+                flips.push((i, flipped));
+            }
+        }
+        sums.add_to(&mut self.heads, &mut self.blocks);
+        if flips.is_empty() {
+            return;
+        }
+        let which: Vec<usize> = flips.iter().map(|(i, _)| *i).collect();
+        let bounds = piece.prediction.bounds(&which);
+        for (k, (i, flipped)) in flips.iter().enumerate() {
+            let (o, x) = (engine(*i), x(*i));
+            let (proven, likely) = (line(&bounds.proven, k), line(&bounds.likely, k));
+            for &j in flipped {
+                self.tally.flip(self.dtype, (at(*i).0, piece.at.1 + j), o[j], x[j], Some(proven[j]));
+                let b = likely[j].min(proven[j]);
+                let inside = self.dtype.round(x[j] - b) <= o[j] && o[j] <= self.dtype.round(x[j] + b);
+                self.unlikely += u64::from(!inside);
+            }
+            if sampled(piece.at.0, *i) {
+                let narrow: Vec<f64> = proven.iter().zip(likely).map(|(a, b)| a.min(*b)).collect();
+                self.tally.bounds(self.dtype, at(*i).0 * piece.width + piece.at.1, x, &narrow);
+                let rms = (x.iter().map(|v| v * v).sum::<f64>() / n.max(1) as f64).sqrt();
+                for (x, b) in x.iter().zip(&narrow) {
+                    let passes = (2.0 * b + self.dtype.spacing(x.abs() + b)) / rms;
+                    if passes.is_finite() {
+                        self.element = self.element.max(passes);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Counts the odd elements of a row by row, head and block of columns.
+    fn odd(
+        &mut self,
+        piece: &Piece,
+        i: usize,
+        (o, x): (&[f64], &[f64]),
+        flipped: &[usize],
+        shares: &mut [f64],
+        sums: &mut Sums,
+    ) {
+        let wide = Self::wide(self.dtype);
         // Elementwise results are not spread evenly between ties: a bf16 value times a round factor lies on them more
         // often than chance has it (1.1 times a multiple of 5). There each element's own distance counts too.
-        let elementwise = !wide && matches!(piece.terms, Terms::Norm { .. } | Terms::Rope { .. });
-        let ties = |j: usize| if elementwise { near_tie(self.dtype, x[j], sigma[j]) } else { 0.0 };
-        let mut next = odd.iter().copied().peekable();
-        let n = o.len();
-        let (mut j, mut of_row) = (0, Flips::default());
+        if !wide && matches!(piece.terms, Terms::Norm { .. } | Terms::Rope { .. }) {
+            for (j, share) in shares.iter_mut().enumerate() {
+                *share = share.max(near_tie(self.dtype, x[j], piece.prediction.sigma(i, j)));
+            }
+        }
+        let far = |j: usize| {
+            let off = (o[j] - x[j]).abs();
+            off.is_nan() || off > WIDE * piece.prediction.sigma(i, j) + self.dtype.spacing(x[j]) / 2.0
+        };
+        let mut next = flipped.iter().copied().filter(|j| !wide || far(*j)).peekable();
+        let (mut j, n) = (0, x.len());
+        let (mut count, mut expected) = (0, 0.0);
         while j < n {
             // Segments: blocks of columns inside a head.
             let col = piece.at.1 + j;
             let (head, within) = (col / self.columns.width, col % self.columns.width);
             let end = n.min(j + BLOCK - within % BLOCK).min(j + self.columns.width - within);
-            let mut count = 0;
+            let mut odd = 0;
             while next.next_if(|c| *c < end).is_some() {
-                count += 1;
+                odd += 1;
             }
-            let expected: f64 = (j..end).map(|j| share[j].max(ties(j))).sum();
-            let flips = Flips::new(count, (end - j) as u64, expected);
-            self.heads[head].merge(flips);
-            self.blocks[within / BLOCK].merge(flips);
-            of_row.merge(flips);
+            let share: f64 = shares[j..end].iter().sum();
+            sums.add(head, within / BLOCK, odd, (end - j) as u64, share);
+            (count, expected) = (count + odd, expected + share);
             j = end;
         }
-        self.rows.entry(row).or_default().merge(of_row);
+        self.rows.entry(piece.at.0 + i).or_default().merge(Flips::new(count, n as u64, expected));
     }
 
     /// Adds what directions see of these rows of a piece: pairs that the sample takes.
     pub fn directions(&mut self, piece: &Piece, among: &[usize], sample: &Sample, rope: usize, tile: usize) {
-        let Some(noise) = &piece.prediction.noise else { return };
+        if piece.prediction.is_copy() {
+            return;
+        }
         let n = piece.x.ncols();
         let mut col = 0;
         while col < n {
@@ -244,23 +300,20 @@ impl Evidence {
             let taken = |i: &usize| sample.takes(piece.at.0 + i, head);
             let rows: Vec<usize> = among.iter().copied().filter(taken).collect();
             if !rows.is_empty() {
-                self.pairs(piece, noise, sample, (head, within), col..end, &rows, rope, tile);
+                self.pairs(piece, sample, (head, within), col..end, &rows, (rope, tile));
             }
             col = end;
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn pairs(
         &mut self,
         piece: &Piece,
-        noise: &super::stats::noise::Noise,
         sample: &Sample,
         (head, within): (usize, usize),
         cols: std::ops::Range<usize>,
         rows: &[usize],
-        rope: usize,
-        tile: usize,
+        (rope, tile): (usize, usize),
     ) {
         let special = special(piece.terms, rows, rope, tile);
         for (k, &i) in rows.iter().enumerate() {
@@ -279,15 +332,8 @@ impl Evidence {
             self.sampled += chosen.len() as u64;
             let take = |m: &Array2<f64>| chosen.iter().map(|j| m[[i, *j]]).collect::<Vec<f64>>();
             let (o, x) = (take(piece.engine), take(piece.x));
-            let (sigma, ulp) = (take(&noise.sigma), take(&noise.row_ulp));
-            let rms = (x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64).sqrt();
-            for (j, x) in chosen.iter().zip(&x) {
-                let b = piece.prediction.bound[[i, *j]];
-                let passes = (2.0 * b + self.dtype.spacing(x.abs() + b)) / rms;
-                if passes.is_finite() {
-                    self.element = self.element.max(passes);
-                }
-            }
+            let sigma: Vec<f64> = chosen.iter().map(|j| piece.prediction.sigma(i, *j)).collect();
+            let ulp = piece.prediction.row_ulps(i, &chosen);
             for fineness in Fineness::ALL {
                 let s: Vec<f64> = sigma.iter().zip(&ulp).map(|(a, b)| scale_of(*a, *b, fineness)).collect();
                 let g = scores(self.dtype, &o, &x, &s);
@@ -463,6 +509,44 @@ impl Evidence {
     /// Whether anything is suspicious enough to look closer: a broken bound, or a p-value below the run's level.
     pub fn suspect(&self, log_alpha: f64, name: &dyn Fn(usize) -> Option<RowName>) -> bool {
         self.tally.beyond > 0 || self.unlikely > 0 || self.tests(name).iter().any(|t| t.log_p <= log_alpha)
+    }
+}
+
+/// A row of a matrix whose rows are contiguous.
+fn line(m: &Array2<f64>, i: usize) -> &[f64] {
+    let n = m.ncols();
+    m.as_slice().and_then(|all| all.get(i * n..(i + 1) * n)).unwrap_or(&[])
+}
+
+/// Whether bounds of row `i` of a piece from `first` are computed though it has no flip: its first, and one in eight.
+fn sampled(first: usize, i: usize) -> bool {
+    i == 0 || ((first + i) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61 == 0
+}
+
+/// Odd elements of heads and of blocks of columns of one piece: added up in one order, then as whole numbers.
+struct Sums {
+    heads: Vec<(u64, u64, f64)>,
+    blocks: Vec<(u64, u64, f64)>,
+}
+
+impl Sums {
+    fn new(columns: Columns) -> Sums {
+        let none = |n| vec![(0, 0, 0.0); n];
+        Sums { heads: none(columns.heads), blocks: none(columns.width.div_ceil(BLOCK)) }
+    }
+
+    fn add(&mut self, head: usize, block: usize, odd: u64, all: u64, expected: f64) {
+        for sum in [&mut self.heads[head], &mut self.blocks[block]] {
+            *sum = (sum.0 + odd, sum.1 + all, sum.2 + expected);
+        }
+    }
+
+    fn add_to(&self, heads: &mut [Flips], blocks: &mut [Flips]) {
+        for (to, from) in [(heads, &self.heads), (blocks, &self.blocks)] {
+            for (to, (odd, all, expected)) in to.iter_mut().zip(from).filter(|(_, f)| f.1 > 0) {
+                to.merge(Flips::new(*odd, *all, *expected));
+            }
+        }
     }
 }
 

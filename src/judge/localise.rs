@@ -18,7 +18,7 @@ use crate::trace::{Tensor, TensorId};
 use mla_reference::attention::part;
 use mla_reference::product::Rows;
 use mla_reference::{Phase, Terms};
-use ndarray::{Array3, s};
+use ndarray::{Array2, Array3, s};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -113,7 +113,9 @@ pub fn find(
     let keys = Mutex::new(KeySums::new());
     let names = of.case.plan.names(id.stage);
     let take = |piece: &Piece| {
-        let bad = |i: usize, j: usize| is_bad(piece, i, j, tensor, by_bound);
+        let rows: Vec<usize> = (0..piece.x.nrows()).collect();
+        let bounds = by_bound.then(|| piece.prediction.bounds(&rows).proven);
+        let bad = |i: usize, j: usize| is_bad(piece, i, j, tensor, bounds.as_ref());
         let mut mine = Vec::new();
         for i in 0..piece.x.nrows() {
             let Some(&row) = at.get(&(piece.at.0 + i)) else { continue };
@@ -165,18 +167,20 @@ pub fn find(
     Some(Found { places: places.collect(), outside_clean, keys, by_bound })
 }
 
-fn is_bad(piece: &Piece, i: usize, j: usize, tensor: &Tensor, by_bound: bool) -> bool {
+fn is_bad(piece: &Piece, i: usize, j: usize, tensor: &Tensor, bounds: Option<&Array2<f64>>) -> bool {
     let (o, x, dtype) = (piece.engine[[i, j]], piece.x[[i, j]], tensor.dtype);
     if o.is_nan() && x.is_nan() || o == dtype.round(x) {
         return false;
     }
-    let b = piece.prediction.bound[[i, j]];
-    if by_bound {
-        return !(dtype.round(x - b) <= o && o <= dtype.round(x + b)) || piece.prediction.noise.is_none();
-    }
-    match &piece.prediction.noise {
-        Some(n) if Evidence::wide(dtype) => (o - x).abs() > WIDE * n.sigma[[i, j]] + dtype.spacing(x) / 2.0,
-        _ => true,
+    match bounds {
+        Some(b) => {
+            let b = b[[i, j]];
+            !(dtype.round(x - b) <= o && o <= dtype.round(x + b)) || piece.prediction.is_copy()
+        }
+        None if Evidence::wide(dtype) && !piece.prediction.is_copy() => {
+            (o - x).abs() > WIDE * piece.prediction.sigma(i, j) + dtype.spacing(x) / 2.0
+        }
+        None => true,
     }
 }
 

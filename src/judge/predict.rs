@@ -1,34 +1,149 @@
 /*!
 What the judge predicts of some elements: how far an honest engine may be off, and how far it usually is.
+
+Nearly all elements of a correct engine are the correctly rounded reference, and of those no bound needs to be known.
+So everything here is computed as far as it is asked for: bounds of the rows that have a flip (or are sampled for
+the median), noise of products element by element from two norms, without arrays.
 */
 
-use super::bound::bound;
+use super::bound::{bound, statistical};
 use super::stats::noise::{self, Noise};
 use mla_numeric::DType;
+use mla_reference::attention::Head;
 use mla_reference::{Contract, Terms};
-use ndarray::Array2;
+use ndarray::{Array2, Axis, s};
+use std::sync::OnceLock;
 
-/// Prediction of some rows and columns of a stage.
-pub struct Prediction {
+/// Bounds of some rows, `[rows, columns]`.
+pub struct Bounds {
     /// |value before the final rounding − x| is at most this, proven.
-    pub bound: Array2<f64>,
-    /// σ, expected flips, row ulps; None for copies, which have none.
-    pub noise: Option<Noise>,
+    pub proven: Array2<f64>,
+    /// The same with the probability that the statistical form leaves; never above the proven one.
+    pub likely: Array2<f64>,
 }
 
-/// Predicts a block `x` with these terms, stored as `dtype`.
-pub fn predict(
-    contract: &Contract,
-    terms: &Terms,
-    x: &Array2<f64>,
+/// Noise of a product: σ = k‖a‖‖w‖.
+struct Line<'p> {
+    k: f64,
+    steps: f64,
+    a: &'p [f64],
+    w: &'p [f64],
+    /// Columns' sizes over their root mean square.
+    factors: OnceLock<Vec<f64>>,
+}
+
+/// Prediction of a block of a stage.
+pub struct Prediction<'p, 't, 'h> {
+    contract: &'p Contract,
+    terms: &'p Terms<'t, 'h>,
+    x: &'p Array2<f64>,
     dtype: DType,
     temperature: bool,
-) -> Prediction {
-    Prediction { bound: bound(contract, terms, x, temperature), noise: noise_of(contract, terms, x, dtype) }
+    line: Option<Line<'p>>,
+    noise: OnceLock<Noise>,
 }
 
-fn noise_of(c: &Contract, terms: &Terms, x: &Array2<f64>, dtype: DType) -> Option<Noise> {
-    (!matches!(terms, Terms::Copy)).then(|| noise::of(c, terms, x.view(), dtype))
+impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
+    /// Of a block `x` with these terms, stored as `dtype`. `temperature`: a rope's factor on queries.
+    pub fn new(
+        contract: &'p Contract,
+        terms: &'p Terms<'t, 'h>,
+        x: &'p Array2<f64>,
+        dtype: DType,
+        temperature: bool,
+    ) -> Self {
+        let line = match terms {
+            Terms::Product { len, a_norms, w_norms, .. } if !a_norms.is_empty() => {
+                let (k, steps) = noise::product_scale(contract.accumulate, *len);
+                Some(Line { k, steps, a: a_norms, w: w_norms, factors: OnceLock::new() })
+            }
+            _ => None,
+        };
+        Prediction { contract, terms, x, dtype, temperature, line, noise: OnceLock::new() }
+    }
+
+    /// Copies have neither bound nor noise: bits are equal.
+    pub fn is_copy(&self) -> bool {
+        matches!(self.terms, Terms::Copy)
+    }
+
+    /// Bounds of these rows of the block.
+    pub fn bounds(&self, rows: &[usize]) -> Bounds {
+        let all = |terms: &Terms, x: &Array2<f64>| Bounds {
+            proven: bound(self.contract, terms, x, self.temperature),
+            likely: statistical(self.contract, terms, x, self.temperature),
+        };
+        if rows.len() == self.x.nrows() {
+            return all(self.terms, self.x);
+        }
+        let x = self.x.select(Axis(0), rows);
+        match self.terms {
+            Terms::Attention { attended, head, lse } => {
+                let (attended, q) = (attended.select(rows), head.q.select(Axis(0), rows));
+                let visible: Vec<usize> = rows.iter().map(|i| head.visible[*i]).collect();
+                let head = Head { q: q.view(), visible: &visible, ..**head };
+                all(&Terms::Attention { attended: &attended, head: &head, lse: *lse }, &x)
+            }
+            _ => {
+                let mut out = Bounds { proven: Array2::zeros(x.dim()), likely: Array2::zeros(x.dim()) };
+                let mut whole: Option<Bounds> = None;
+                for (k, &i) in rows.iter().enumerate() {
+                    let one = match self.terms.rows(i..i + 1) {
+                        Some(terms) => all(&terms, &x.slice(s![k..k + 1, ..]).to_owned()),
+                        None => {
+                            let whole = whole.get_or_insert_with(|| all(self.terms, self.x));
+                            let row = |m: &Array2<f64>| m.slice(s![i..i + 1, ..]).to_owned();
+                            Bounds { proven: row(&whole.proven), likely: row(&whole.likely) }
+                        }
+                    };
+                    out.proven.row_mut(k).assign(&one.proven.row(0));
+                    out.likely.row_mut(k).assign(&one.likely.row(0));
+                }
+                out
+            }
+        }
+    }
+
+    fn noise(&self) -> &Noise {
+        self.noise.get_or_init(|| noise::of(self.contract, self.terms, self.x.view(), self.dtype))
+    }
+
+    /// Accumulator roundings of the stage, for floors.
+    pub fn steps(&self) -> f64 {
+        self.line.as_ref().map_or_else(|| self.noise().steps, |l| l.steps)
+    }
+
+    /// Probability of each element of a row to be a flip.
+    pub fn shares(&self, i: usize, out: &mut Vec<f64>) {
+        out.clear();
+        match &self.line {
+            Some(l) => {
+                let k = 0.8 * l.k * l.a[i];
+                let row = l.w.iter().zip(self.x.row(i));
+                out.extend(row.map(|(w, x)| (k * w / self.dtype.spacing(*x)).min(1.0)));
+            }
+            None => out.extend(self.noise().share.row(i)),
+        }
+    }
+
+    /// Standard deviation of an honest element before its final rounding.
+    pub fn sigma(&self, i: usize, j: usize) -> f64 {
+        match &self.line {
+            Some(l) => l.k * l.a[i] * l.w[j],
+            None => self.noise().sigma[[i, j]],
+        }
+    }
+
+    /// Row ulps of these columns.
+    pub fn row_ulps(&self, i: usize, columns: &[usize]) -> Vec<f64> {
+        let Some(l) = &self.line else {
+            return columns.iter().map(|j| self.noise().row_ulp[[i, *j]]).collect();
+        };
+        let factors = l.factors.get_or_init(|| mla_reference::key_stats::relative(l.w.to_vec()));
+        let square: f64 = self.x.row(i).iter().zip(factors).map(|(x, c)| (x / c) * (x / c)).sum();
+        let size = (square / factors.len().max(1) as f64).sqrt();
+        columns.iter().map(|j| self.dtype.spacing(size * factors[*j])).collect()
+    }
 }
 
 /// Whether P's cast is emulated.

@@ -95,22 +95,36 @@ pub fn checksum_weight(index: u64) -> f64 {
 }
 
 impl Tally {
-    /// Counts a row of a chunk: engine values, reference, bound. `width`: columns of the whole tensor. `None` in place
-    /// of the bound: a copy, whose bits must be equal, the sign of a zero included. Returns the columns that are flips.
+    /// Counts a row of a copy: engine values against what they must be, bit for bit. `width`: columns of the tensor.
+    pub fn copy(&mut self, dtype: DType, at: (usize, usize, usize), engine: &[f64], x: &[f64]) {
+        let mut rounded = x.to_vec();
+        dtype.round_slice(&mut rounded);
+        let different = |j: &usize| {
+            let (o, r) = (engine[*j], rounded[*j]);
+            (o != r || o.to_bits() != r.to_bits()) && !(o.is_nan() && r.is_nan())
+        };
+        let flipped: Vec<usize> = (0..x.len()).filter(different).collect();
+        self.row(dtype, at, engine, x, &rounded, &flipped, None);
+    }
+
+    /// Counts a row: engine values, reference, the reference rounded, columns that differ from that, and their bounds (in
+    /// place of which copies have none).
+    #[allow(clippy::too_many_arguments)]
     pub fn row(
         &mut self,
         dtype: DType,
         (row, first, width): (usize, usize, usize),
         engine: &[f64],
         x: &[f64],
+        rounded: &[f64],
+        flipped: &[usize],
         bound: Option<&[f64]>,
-    ) -> Vec<usize> {
-        let mut rounded = x.to_vec();
-        dtype.round_slice(&mut rounded);
+    ) {
         let mut sums = Sums::default();
         let index = row * width + first;
-        for (j, (o, r)) in engine.iter().zip(&rounded).enumerate() {
+        for (j, (o, r)) in engine.iter().zip(rounded).enumerate() {
             let weight = checksum_weight((index + j) as u64);
+            self.nan += u64::from(o.is_nan() && r.is_nan());
             let (o, r) = (finite(*o), finite(*r));
             sums.engine += o * o;
             sums.engine_check += o * weight;
@@ -119,16 +133,13 @@ impl Tally {
         }
         self.sums.insert((row, first), sums);
         self.elements += x.len() as u64;
-        let mut flipped = Vec::new();
-        for (j, (o, r)) in engine.iter().zip(&rounded).enumerate() {
-            if o.is_nan() && r.is_nan() {
-                self.nan += 1;
-            } else if o != r || bound.is_none() && o.to_bits() != r.to_bits() {
-                self.flip(dtype, (row, first + j), *o, x[j], bound.map(|b| b[j]));
-                flipped.push(j);
-            }
+        for &j in flipped {
+            self.flip(dtype, (row, first + j), engine[j], x[j], bound.map(|b| b[j]));
         }
-        let Some(bound) = bound else { return flipped };
+    }
+
+    /// Adds bounds of a row to the histogram of bounds, a column in [`SAMPLE`].
+    pub fn bounds(&mut self, dtype: DType, index: usize, x: &[f64], bound: &[f64]) {
         let from = (SAMPLE - index % SAMPLE) % SAMPLE;
         for j in (from..x.len()).step_by(SAMPLE) {
             let total = bound[j] + dtype.spacing(x[j].abs() + bound[j]) / 2.0;
@@ -136,11 +147,10 @@ impl Tally {
                 self.bins[bin(total / dtype.spacing(x[j]))] += 1;
             }
         }
-        flipped
     }
 
     /// Counts an element that is not the rounded reference.
-    fn flip(&mut self, dtype: DType, at: (usize, usize), o: f64, x: f64, bound: Option<f64>) {
+    pub fn flip(&mut self, dtype: DType, at: (usize, usize), o: f64, x: f64, bound: Option<f64>) {
         self.flips += 1;
         let b = bound.unwrap_or(0.0);
         let inside = bound.is_some() && dtype.round(x - b) <= o && o <= dtype.round(x + b);
@@ -233,7 +243,9 @@ mod tests {
 
     fn one(dtype: DType, o: f64, x: f64, b: f64) -> Tally {
         let mut t = Tally::default();
-        t.row(dtype, (0, 0, 1), &[o], &[x], Some(&[b]));
+        let r = dtype.round(x);
+        let flipped: Vec<usize> = (o != r && !(o.is_nan() && r.is_nan())).then_some(0).into_iter().collect();
+        t.row(dtype, (0, 0, 1), &[o], &[x], &[r], &flipped, Some(&[b]));
         t
     }
 
@@ -270,7 +282,7 @@ mod tests {
     fn the_sign_of_a_zero_counts_in_copies_only() {
         assert_eq!(one(DType::Bf16, -0.0, 0.0, 0.0).beyond, 0);
         let mut copy = Tally::default();
-        copy.row(DType::Bf16, (0, 0, 3), &[-0.0, 0.0, 1.0], &[0.0, 0.0, 1.0], None);
+        copy.copy(DType::Bf16, (0, 0, 3), &[-0.0, 0.0, 1.0], &[0.0, 0.0, 1.0]);
         assert_eq!((copy.flips, copy.beyond), (1, 1));
     }
 
@@ -278,7 +290,7 @@ mod tests {
     fn checksum_sees_order_where_the_norm_does_not() {
         let digest = |v: [f64; 3]| {
             let mut t = Tally::default();
-            t.row(DType::F64, (0, 0, 3), &v, &v, None);
+            t.copy(DType::F64, (0, 0, 3), &v, &v);
             t.digests().0
         };
         let (a, b) = (digest([1.0, 2.0, 3.0]), digest([3.0, 2.0, 1.0]));

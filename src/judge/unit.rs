@@ -264,7 +264,7 @@ impl Unit {
                 let (mut tally, mut row) = (Tally::default(), vec![0.0; tensor.cols]);
                 for r in rows {
                     tensor.read(r, 0..tensor.cols, &mut row);
-                    tally.row(tensor.dtype, (r, 0, tensor.cols), &row, &row, None);
+                    tally.copy(tensor.dtype, (r, 0, tensor.cols), &row, &row);
                 }
                 tally
             })

@@ -98,7 +98,7 @@ fn piece(
         p.not_finite += want.iter().filter(|v| !v.is_finite()).count();
         p.zero_blocks += want.chunks(BLOCK).filter(|b| b.iter().all(|v| *v == 0.0)).count();
         engine.decode(r, 0, &mut got);
-        p.tally.row(dtype, (r, 0, cols), &got, &want, None);
+        p.tally.copy(dtype, (r, 0, cols), &got, &want);
         for (c, (o, x)) in got.iter().zip(&want).enumerate() {
             if o.to_bits() != dtype.round(*x).to_bits() && !(o.is_nan() && x.is_nan()) {
                 p.patches.push(((r, c), *o));

@@ -48,7 +48,11 @@ pub fn sentences(l: &LayerReport, u: &Unit) -> Vec<(&'static str, String)> {
 pub fn title(u: &Unit) -> String {
     let axes: Vec<&str> = u.axes.iter().map(|a| a.name()).collect();
     let shape: Vec<String> = u.shape.iter().map(|n| n.to_string()).collect();
-    if axes.is_empty() { u.title() } else { format!("{} [{}] = [{}]", u.title(), axes.join(", "), shape.join(", ")) }
+    if axes.is_empty() {
+        u.title()
+    } else {
+        format!("{} [{}] = [{}]", u.title(), axes.join(", "), shape.join(", "))
+    }
 }
 
 /// Units with evidence, first in the order of judgement.
@@ -156,7 +160,9 @@ fn rows_words(l: &LayerReport, u: &Unit, rows: &[usize]) -> String {
                 let batch = l.case.batch.split(',').nth(r).unwrap_or("?");
                 let regime = n.sequence.and_then(|s| l.case.sequences.get(s));
                 let regime = regime.filter(|_| l.case.regimes.len() > 1).map(|s| s.1);
-                let regime = regime.filter(|r| *r == Regime::Peaked.name()).map_or(String::new(), |r| format!(", {r}"));
+                let regime = regime
+                    .filter(|r| *r == Regime::Peaked.name())
+                    .map_or(String::new(), |r| format!(", {r}"));
                 let split = n.split.map_or(String::new(), |s| format!(", split {s}"));
                 format!("request {r} ({batch}{regime}{split})")
             }
@@ -178,7 +184,11 @@ fn rows_words(l: &LayerReport, u: &Unit, rows: &[usize]) -> String {
 
 /// A decode step has one row: its number says nothing.
 fn rows_of(name: &str, word: &str, rows: &[usize]) -> String {
-    if rows == [0] && name.contains("+1") { name.to_string() } else { format!("{name} {word} {}", ranges(rows)) }
+    if rows == [0] && name.contains("+1") {
+        name.to_string()
+    } else {
+        format!("{name} {word} {}", ranges(rows))
+    }
 }
 
 fn keys_words(l: &LayerReport, keys: &[Keys]) -> String {
@@ -214,8 +224,11 @@ pub fn ranges(of: &[usize]) -> String {
         }
     }
     let shown = 8;
-    let mut words: Vec<String> =
-        runs.iter().take(shown).map(|(a, b)| if a == b { a.to_string() } else { format!("{a}..{b}") }).collect();
+    let mut words: Vec<String> = runs
+        .iter()
+        .take(shown)
+        .map(|(a, b)| if a == b { a.to_string() } else { format!("{a}..{b}") })
+        .collect();
     if runs.len() > shown {
         words.push(format!("… ({} in all)", of.len()));
     }

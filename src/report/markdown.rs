@@ -41,7 +41,13 @@ pub fn issue(report: &Report, l: &LayerReport) -> String {
     row("engine", &format!("{}, {}", l.engine.name, l.engine.device));
     row("contract", &l.contract_text);
     let c = &l.case;
-    row("batch", &format!("{} in {}, seed {}, page size {}, {} splits", c.batch, c.dtype, c.seed, c.page_size, c.splits));
+    row(
+        "batch",
+        &format!(
+            "{} in {}, seed {}, page size {}, {} splits",
+            c.batch, c.dtype, c.seed, c.page_size, c.splits
+        ),
+    );
     let _ = writeln!(out, "\n```\n{}\n```", report.command);
     out
 }

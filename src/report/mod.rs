@@ -5,9 +5,9 @@ The report: one serde struct, and its renderers.
 [`terminal`] renders the same struct for people; the text is not an interface. [`study`] does so for studies of the judge.
 */
 
-pub mod study;
 pub mod finding;
 pub mod markdown;
+pub mod study;
 pub mod terminal;
 
 use crate::engine::Description;

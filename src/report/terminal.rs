@@ -70,7 +70,9 @@ fn verdict_line(report: &Report, l: &LayerReport) -> String {
 /// What would have been seen, for the verdict line.
 fn seen(l: &LayerReport) -> String {
     match finding::seen(l) {
-        (Some(gain), Some(scale)) => format!("; a gain of {gain:.0e} or a scale of {scale:.0e} would have been seen"),
+        (Some(gain), Some(scale)) => {
+            format!("; a gain of {gain:.0e} or a scale of {scale:.0e} would have been seen")
+        }
         (Some(gain), None) => format!("; a gain of {gain:.0e} would have been seen"),
         _ => String::new(),
     }

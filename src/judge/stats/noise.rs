@@ -132,10 +132,15 @@ pub fn product(
     (a, w): (&[f64], &[f64]),
     x: ArrayView2<f64>,
 ) -> Noise {
-    let n = accumulate.steps(len) as f64;
-    let k = spread(accumulate, n, 0.35, 0.35) / (len.max(1) as f64).sqrt();
+    let (k, n) = product_scale(accumulate, len);
     let sigma = Array2::from_shape_fn(x.dim(), |(i, j)| k * a[i] * w[j]);
     Noise::new(dtype, x, sigma, &factors(w.to_vec()), n)
+}
+
+/// k of σ = k‖a‖‖w‖ of a product of `len` terms, and the accumulator roundings that count for floors.
+pub fn product_scale(accumulate: Accumulate, len: usize) -> (f64, f64) {
+    let n = accumulate.steps(len) as f64;
+    (spread(accumulate, n, 0.35, 0.35) / (len.max(1) as f64).sqrt(), n)
 }
 
 /// An RMSNorm with result `y` before rounding, weights `gamma` and the declared cast before them.
