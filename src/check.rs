@@ -10,13 +10,14 @@ use crate::engine::cpu::CpuEngine;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::{Engine, EngineError};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
-use crate::judge::{Budget, Recorder, Session, Settings, Unit, Verdict, compare_scalars, overall};
+use crate::judge::{Budget, Recorder, Session, Settings, Unit, Verdict, Which, compare_scalars, overall};
 use crate::model::{Convention, Layer, Model, ModelError, Reading};
 use crate::report::{CaseReport, LayerReport};
 use crate::trace::save::Saver;
 use mla_numeric::DType;
 use mla_reference::{Accumulate, Form, Regime, Spec};
 use ndarray::Array2;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Which engine computes.
@@ -152,6 +153,9 @@ pub fn layer_with(
         weights: stored.stored.clone(),
         layout: stored.layout,
         case: case_report(&case, options),
+        budget: options.budget,
+        geometry: Some(layer.spec.geometry),
+        names: BTreeMap::new(),
         scalars: compare_scalars(&engine.spec(&layer), &layer.spec),
         tensors: Vec::new(),
         odd: Vec::new(),
@@ -182,6 +186,11 @@ pub fn layer_with(
     }
     if let Some(s) = saver {
         s.finish(&spec, &case, &contract).map_err(|e| CheckError::Save(e.to_string()))?;
+    }
+    for unit in report.tensors.iter().filter(|u| u.found.is_some()) {
+        if let Which::Tensor(id) = unit.which {
+            report.names.entry(unit.tensor).or_insert_with(|| case.plan.names(id.stage));
+        }
     }
     report.seconds = started.elapsed().as_secs_f64();
     Ok(report)

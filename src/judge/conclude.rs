@@ -148,9 +148,11 @@ impl Basis {
             }
             let least = floor(Kind::Global, self.steps, Fineness::Coarse);
             let mend = match size.and_then(|s| rows_needed(self.rows, s, least, promise)) {
-                Some(n) if n > self.rows => format!("about {n} rows instead of {} would do", self.rows),
                 _ if least >= promise => format!("no number of rows would do: {least:.0e} is left open by the contract"),
-                _ => "more requests or longer ones would do".into(),
+                Some(n) if n > self.rows && n < 1_000_000 => {
+                    format!("about {n} rows instead of {} would do", self.rows)
+                }
+                _ => "more requests, or contexts with more than one key that matters, would do".into(),
             };
             let seen = size.map_or("no size is visible".into(), |s| format!("the smallest visible is {s:.1e}"));
             why.push(format!("{name}: {seen}, promised is {promise:.0e}; {mend}"));

@@ -9,7 +9,9 @@ Two criteria count *odd* elements, by what the output's format lets one see:
   predicts, see [`super::stats::flips`].
 - float32 outputs: accumulation dominates and nearly nothing is the rounded reference. There an element is odd if
   it lies more than [`WIDE`] standard deviations (and half an ulp) from the reference. Whatever the law of an error
-  whose standard deviation is σ, at most 1/WIDE² of it lie there (Chebyshev): that is the honest share.
+  whose standard deviation is σ, at most 1/WIDE² of it lie there (Chebyshev): that is the honest share. Not so for
+  attention outputs in float32, all columns of which share the errors of P: one flip of its cast moves a whole row, and
+  elements are no independent witnesses. There only bounds and directions (whose unit is the row) speak.
 */
 
 use super::predict::Prediction;
@@ -199,7 +201,14 @@ impl Evidence {
             !wide || (o[*j] - x[*j]).abs().is_nan()
                 || (o[*j] - x[*j]).abs() > WIDE * sigma[*j] + self.dtype.spacing(x[*j]) / 2.0
         };
+        if wide && matches!(piece.terms, Terms::Attention { lse: false, .. }) {
+            return;
+        }
         let odd: Vec<usize> = flipped.into_iter().filter(odd).collect();
+        // Elementwise results are not spread evenly between ties: a bf16 value times a round factor lies on them more
+        // often than chance has it (1.1 times a multiple of 5). There each element's own distance counts too.
+        let elementwise = !wide && matches!(piece.terms, Terms::Norm { .. } | Terms::Rope { .. });
+        let ties = |j: usize| if elementwise { near_tie(self.dtype, x[j], sigma[j]) } else { 0.0 };
         let mut next = odd.iter().copied().peekable();
         let n = o.len();
         let (mut j, mut of_row) = (0, Flips::default());
@@ -212,7 +221,7 @@ impl Evidence {
             while next.next_if(|c| *c < end).is_some() {
                 count += 1;
             }
-            let expected: f64 = (j..end).map(|j| share[j]).sum();
+            let expected: f64 = (j..end).map(|j| share[j].max(ties(j))).sum();
             let flips = Flips::new(count, (end - j) as u64, expected);
             self.heads[head].merge(flips);
             self.blocks[within / BLOCK].merge(flips);
@@ -337,12 +346,17 @@ impl Evidence {
     /// Whether odd elements are as few as they should be, so that fine scores may be believed.
     pub fn clean(&self) -> bool {
         let whole = self.whole();
-        self.emulated && whole.log_p(self.limit(&whole)) > GUARD
+        self.emulated && self.unlikely == 0 && whole.log_p(self.limit(&whole)) > GUARD
     }
 
     /// Whether odd elements are tested: copies have none, and without emulated casts the honest share is unknown.
     pub fn counts_odd(&self) -> bool {
         self.emulated && self.whole().elements > 0
+    }
+
+    /// Whether there is anything that noise is predicted of: no copies alone.
+    pub fn has_noise(&self) -> bool {
+        !self.clusters.is_empty()
     }
 
     /// Elements of a row, of the shortest kind that is tested for itself; None where no row is.
@@ -449,6 +463,13 @@ impl Evidence {
     pub fn suspect(&self, log_alpha: f64, name: &dyn Fn(usize) -> Option<RowName>) -> bool {
         self.tally.beyond > 0 || self.unlikely > 0 || self.tests(name).iter().any(|t| t.log_p <= log_alpha)
     }
+}
+
+/// Probability that an element with noise `sigma` is rounded to the other side of its nearest tie: a normal tail, as
+/// for casts of P ([`super::stats::noise`]).
+fn near_tie(dtype: DType, x: f64, sigma: f64) -> f64 {
+    let z = (dtype.spacing(x) / 2.0 - (x - dtype.round(x)).abs()) / sigma;
+    if z < 6.0 { 0.5 * libm::exp(-0.717 * z - 0.416 * z * z) } else { 0.0 }
 }
 
 /// Words for a row.

@@ -295,7 +295,7 @@ impl<'a> Session<'a> {
             let look = suspect.then(|| closer.look(phase, &evidence, &name));
             let tests = evidence.tests(&name);
             let rows = phases.iter().filter(|p| **p == phase).count();
-            let basis = evidence.counts_odd().then(|| Box::new(Basis::new(&evidence, tensor.dtype, rows)));
+            let basis = evidence.has_noise().then(|| Box::new(Basis::new(&evidence, tensor.dtype, rows)));
             let tally = std::mem::take(&mut evidence.tally);
             let (beyond, elements) = (tally.beyond, tally.elements);
             let axes = tensor.axes.clone();

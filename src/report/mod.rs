@@ -6,13 +6,16 @@ The report: one serde struct, and its renderers.
 */
 
 pub mod study;
+pub mod finding;
+pub mod markdown;
 pub mod terminal;
 
 use crate::engine::Description;
-use crate::judge::{ScalarDifference, Unit, Verdict};
+use crate::judge::{Budget, ScalarDifference, Unit, Verdict};
 use crate::model::{Layout, Model, Stored};
-use mla_reference::Contract;
+use mla_reference::{Contract, Geometry, RowName};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// A whole run.
 #[derive(Debug, Serialize)]
@@ -95,6 +98,13 @@ pub struct CaseReport {
     pub notes: Vec<String>,
 }
 
+impl LayerReport {
+    /// What the rows of a unit are.
+    pub fn names(&self, unit: &Unit) -> Option<&Vec<RowName>> {
+        self.names.get(unit.tensor)
+    }
+}
+
 /// One layer.
 #[derive(Debug, Serialize)]
 pub struct LayerReport {
@@ -114,6 +124,13 @@ pub struct LayerReport {
     pub layout: Layout,
     /// The case.
     pub case: CaseReport,
+    /// Budget of false alarms and promised sizes.
+    pub budget: Budget,
+    /// Widths and counts; none where nothing ran.
+    pub geometry: Option<Geometry>,
+    /// What the rows of tensors at fault are.
+    #[serde(skip)]
+    pub names: BTreeMap<&'static str, Vec<RowName>>,
     /// Scalars that differ between engine and file.
     pub scalars: Vec<ScalarDifference>,
     /// Unit by unit, in the order of judgement.

@@ -6,9 +6,10 @@ Everything fits the given width (80 columns at least); columns that do not fit a
 Colours are ANSI sequences that the writer strips where they are not wanted; no meaning is in colour alone.
 */
 
-use super::{LayerReport, Report};
-use crate::judge::{Digest, Unit, Verdict, Which, origins};
-use mla_reference::{Axis, Form, Phase};
+use super::finding::{self, short};
+use super::{LayerReport, Report, markdown};
+use crate::judge::{Digest, Unit, Verdict, Which};
+use mla_reference::{Form, Phase};
 use std::fmt::Write;
 
 /// The whole report.
@@ -51,7 +52,7 @@ fn verdict_line(report: &Report, l: &LayerReport) -> String {
         (Verdict::Rounding | Verdict::Exact, None) if report.deliberate_fault.is_some() => {
             format!("{}: the deliberate fault was not seen", l.verdict)
         }
-        (Verdict::Rounding | Verdict::Exact, None) => l.verdict.to_string(),
+        (Verdict::Rounding | Verdict::Exact, None) => format!("{}{}", l.verdict, seen(l)),
         (Verdict::NotCompared, None) if compared(l) => "no verdict: not all could be compared".into(),
         (Verdict::NotCompared, None) => "no verdict: nothing was compared".into(),
         (v, None) => v.to_string(),
@@ -64,6 +65,15 @@ fn verdict_line(report: &Report, l: &LayerReport) -> String {
         paint(l.verdict, &verdict)
     );
     line
+}
+
+/// What would have been seen, for the verdict line.
+fn seen(l: &LayerReport) -> String {
+    match finding::seen(l) {
+        (Some(gain), Some(scale)) => format!("; a gain of {gain:.0e} or a scale of {scale:.0e} would have been seen"),
+        (Some(gain), None) => format!("; a gain of {gain:.0e} would have been seen"),
+        _ => String::new(),
+    }
 }
 
 fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize) {
@@ -79,7 +89,7 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         out.push('\n');
         picture(out, l, width);
     }
-    let bad: Vec<&Unit> = origins(&l.tensors).collect();
+    let bad = finding::bad(l);
     for (i, u) in bad.iter().enumerate().take(4) {
         out.push('\n');
         evidence(out, l, u, i, width);
@@ -145,6 +155,9 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         );
     }
     let _ = writeln!(out, "\n{:.1} s\n", l.seconds);
+    if !bad.is_empty() {
+        paste(out, report, l);
+    }
 }
 
 /// One line a group: each tensor with the mark of its verdict.
@@ -190,71 +203,19 @@ fn picture(out: &mut String, l: &LayerReport, width: usize) {
 /// What is bad about one unit, where and how much.
 fn evidence(out: &mut String, l: &LayerReport, u: &Unit, nth: usize, width: usize) {
     let word = if nth == 0 { "first bad" } else { "also bad" };
-    let axes: Vec<&str> = u.axes.iter().map(|a| a.name()).collect();
-    let shape: Vec<String> = u.shape.iter().map(|n| n.to_string()).collect();
-    let mut head = format!("{word}: {}", u.title());
-    if !axes.is_empty() {
-        head += &format!(" [{}] = [{}]", axes.join(", "), shape.join(", "));
-    }
-    let _ = writeln!(out, "{}", paint(Verdict::Fault, &head));
-    if let Some(n) = u.note.as_deref().filter(|n| !n.is_empty()) {
-        wrapped(out, "  ", n, width);
-    }
-    let Some(w) = &u.worst else { return };
-    let place: Vec<String> = w.index.iter().map(|(a, i)| format!("{} {i}", a.name())).collect();
-    let mut at = place.join(", ");
-    if let Some(r) = w.request {
-        let regime = w.sequence.and_then(|s| l.case.sequences.get(s)).map(|s| format!(", {} context", s.1));
-        let what = if matches!(u.axes.first(), Some(Axis::Key | Axis::Page)) { "key" } else { "token" };
-        let name = l.case.batch.split(',').nth(r).unwrap_or("?");
-        at += &format!(" ({what} {} of request {name}{})", w.within.unwrap_or(0), regime.unwrap_or_default());
-    }
-    wrapped(out, "  worst at ", &at, width);
-    let against = if matches!(u.which, Which::Weight(_)) { "file" } else { "reference" };
-    wrapped(
-        out,
-        "  ",
-        &format!(
-            "engine {}, {against} {}: off by {} ulps of {}, {} what rounding allows",
-            value(w.engine),
-            value(w.reference),
-            short(w.ulps),
-            u.dtype.map_or("", |d| d.name()),
-            times(w.share_of_bound)
-        ),
-        width,
-    );
-    let finite = if u.not_finite > 0 {
-        format!(", {} of them not finite on one side only", u.not_finite)
-    } else {
-        String::new()
-    };
-    wrapped(
-        out,
-        "  ",
-        &format!("{} of {} elements are beyond rounding{finite}", u.beyond, u.elements),
-        width,
-    );
-}
-
-fn value(v: f64) -> String {
-    format!("{v:.7e}")
-}
-
-fn short(v: f64) -> String {
-    if !v.is_finite() {
-        "inf".into()
-    } else if v == 0.0 {
-        "0".into()
-    } else if (0.01..1000.0).contains(&v) {
-        format!("{v:.2}")
-    } else {
-        format!("{v:.1e}")
+    let _ = writeln!(out, "{}", paint(u.verdict, &format!("{word}: {}", finding::title(u))));
+    for (lead, text) in finding::sentences(l, u) {
+        wrapped(out, &format!("  {lead:<12}"), &text, width);
     }
 }
 
-fn times(share: f64) -> String {
-    if share.is_finite() { format!("{} ×", short(share)) } else { "beyond all".into() }
+/// The block to paste, after all findings.
+fn paste(out: &mut String, report: &Report, l: &LayerReport) {
+    let _ = writeln!(out, "To paste into an issue:\n");
+    for line in markdown::issue(report, l).lines() {
+        let _ = writeln!(out, "    {line}");
+    }
+    out.push('\n');
 }
 
 /// Rows of the table: phases of a tensor together, unless one of them is at fault.
@@ -281,7 +242,9 @@ fn table(out: &mut String, l: &LayerReport, width: usize) {
     let all_weights_exact =
         l.tensors.iter().filter(|u| matches!(u.which, Which::Weight(_))).all(|u| u.verdict == Verdict::Exact);
     let digests_only = !compared(l);
-    let (axes, checks) = (width >= 110, width >= 130);
+    let (axes, checks) = (width >= 116, width >= 136);
+    // Norms to five digits where there is room, to three where there is not.
+    let digits = if width >= 90 { 12 } else { 9 };
     let head = |name: &str, phase: &str, axes_text: &str, rest: &str| {
         let mut line = format!("{name:<12} {phase:<8}");
         if axes {
@@ -292,7 +255,8 @@ fn table(out: &mut String, l: &LayerReport, width: usize) {
     let mut titles = if digests_only {
         format!("{:>12}", "norm")
     } else {
-        format!("{:<13}{:>7}{:>7}{:>8}{:>12}{:>12}", "verdict", "ulps", "bound", "flips", "norm", "reference")
+        let norms = format!("{:>digits$}{:>digits$}", "norm", "ref norm");
+        format!("{:<13}{:>6}{:>8}{:>7}{:>7}{norms}", "verdict", "ulps", "bound", "flips", "sees")
     };
     if checks {
         titles += &format!("{:>12}{:>12}", "checksum", if digests_only { "" } else { "reference" });
@@ -328,8 +292,9 @@ fn table(out: &mut String, l: &LayerReport, width: usize) {
             format!("{:.0e}", flips as f64 / elements as f64)
         };
         let (engine, reference) = (total(&units, |u| u.engine), total(&units, |u| u.reference));
-        let digest =
-            |d: Option<Digest>, f: fn(Digest) -> f64| d.map_or("-".into(), |d| format!("{:.5e}", f(d)));
+        let digest = |d: Option<Digest>, f: fn(Digest) -> f64| {
+            d.map_or("-".into(), |d| format!("{:.*e}", if digits == 12 { 5 } else { 3 }, f(d)))
+        };
         let mut rest = String::new();
         if digests_only {
             rest += &format!("{:>12}", digest(reference, |d| d.norm));
@@ -337,9 +302,10 @@ fn table(out: &mut String, l: &LayerReport, width: usize) {
             let pad = " ".repeat(13usize.saturating_sub(verdict.name().len()));
             rest += &(paint(verdict, verdict.name()) + &pad);
             rest += &format!(
-                "{:>7}{:>7}{share:>8}{:>12}{:>12}",
+                "{:>6}{:>8}{share:>7}{:>7}{:>digits$}{:>digits$}",
                 worst.map_or("-".into(), |w| short(w.ulps)),
                 worst.map_or("-".into(), |w| short(w.share_of_bound)),
+                sees(&units),
                 digest(engine, |d| d.norm),
                 digest(reference, |d| d.norm)
             );
@@ -362,8 +328,25 @@ fn table(out: &mut String, l: &LayerReport, width: usize) {
     }
     if !digests_only {
         let legend = "worst error in units of the output's last place; bound: as a share of what rounding allows; \
-                      flips: share of elements that are not the rounded reference";
+                      flips: share of elements that are not the rounded reference; sees: smallest gain (in attention \
+                      also softmax scale) that would have been a fault; norms are shown, never judged";
         wrapped(out, "ulps: ", legend, width);
+    }
+}
+
+/// The smallest gain, or scale where that is larger, that would have been seen in all phases.
+fn sees(units: &[&Unit]) -> String {
+    let of = |u: &Unit| {
+        let p = u.power.as_ref()?;
+        let scale = if p.scale_applies { p.scale } else { Some(0.0) };
+        Some(p.gain?.max(scale?))
+    };
+    let compared: Vec<&&Unit> = units.iter().filter(|u| u.power.is_some()).collect();
+    let all: Option<Vec<f64>> = compared.iter().map(|u| of(u)).collect();
+    match all.and_then(|v| v.into_iter().reduce(f64::max)) {
+        Some(v) => format!("{v:.0e}"),
+        None if compared.is_empty() => "-".into(),
+        None => "none".into(),
     }
 }
 

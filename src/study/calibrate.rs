@@ -263,9 +263,11 @@ fn one(
     })
 }
 
-/// Why a unit has its verdict.
-fn why(u: &Unit) -> String {
-    u.note.iter().filter(|n| !n.is_empty()).chain(&u.evidence).cloned().collect::<Vec<_>>().join("; ")
+/// What is to be said of a unit: its note, and its first two pieces of evidence.
+fn why(unit: &Unit) -> String {
+    let worst = unit.worst.as_ref().map(|w| format!("worst {:e} for {:e}", w.engine, w.reference));
+    let all = unit.note.iter().chain(unit.evidence.iter().take(2)).chain(&worst);
+    all.filter(|t| !t.is_empty()).cloned().collect::<Vec<_>>().join("; ")
 }
 
 #[derive(Default)]
