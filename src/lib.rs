@@ -38,6 +38,7 @@ for unit in &report.tensors {
 pub mod case;
 pub mod check;
 pub mod cli;
+pub mod contracts;
 pub mod engine;
 pub mod fault;
 pub mod gguf;

@@ -43,9 +43,9 @@ fn calibrate_takes_model_files() {
     let out = mla_check(&["calibrate", model.to_str().unwrap(), "--runs", "1", "--format", "json"]);
     let report = json(&out);
     assert!(report["layers"][0].as_str().unwrap().contains("dsv3"), "{report}");
-    let repeats =
+    let mut repeats =
         report["families"].as_array().unwrap().iter().filter_map(|f| f["smallest"]["repeat"].as_str());
-    let command = repeats.last().unwrap().to_string();
+    let command = repeats.next().unwrap().to_string();
     assert!(command.starts_with("mla-check run "), "{command}");
     let again: Vec<&str> = command.split(' ').skip(1).collect();
     let ran = mla_check(&[&again[..], &["-q"]].concat());

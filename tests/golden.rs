@@ -16,8 +16,8 @@ use mla_check::judge::stats::flips::{Slice, flip_tests};
 use mla_check::judge::stats::noise::{self, Noise};
 use mla_check::judge::stats::score::{Fineness, information, informations, scale_of, score, scores};
 use mla_numeric::DType;
-use mla_reference::attention::{Attended, Head, attend, merge_weights, strided};
-use mla_reference::{Accumulate, Contract, Terms};
+use mla_reference::attention::{Attended, Head, attend, attend_split, merge_weights, strided};
+use mla_reference::{Accumulate, Contract, KeyStats, Terms};
 use ndarray::{Array2, ArrayD, Axis, Ix2, concatenate};
 use std::collections::HashMap;
 
@@ -47,7 +47,7 @@ fn contract() -> Contract {
     c.accumulate = Accumulate::Mma { k: 16, bits: 25 };
     c.softmax.tile = 32;
     c.softmax.p = Some(DType::Bf16);
-    c.splits = 2;
+    c.splits = 2.into();
     c
 }
 
@@ -66,6 +66,8 @@ fn merged(head: &Head, c: &Contract) -> Attended {
         p: all(|p| &p.p),
         w: all(|p| &p.w),
         l: Vec::new(),
+        upper: None,
+        raw: None,
     };
     for i in 0..head.q.nrows() {
         let (weights, lse) = merge_weights(&parts.iter().map(|p| p.lse[i]).collect::<Vec<_>>());
@@ -100,6 +102,7 @@ fn with_case(f: impl FnOnce(&Golden, &Contract, &Head, &Attended, &Noise)) {
         v: strided(&v),
         visible: &visible,
         scale: golden.number("scale"),
+        stats: &KeyStats::default(),
     };
     let c = contract();
     let attended = merged(&head, &c);
@@ -151,6 +154,24 @@ fn reference_and_noise() {
     });
 }
 
+/// The same splits merged by the reference itself.
+#[test]
+fn internal_splits() {
+    with_case(|golden, c, head, a, _| {
+        let m = attend_split(head, &c.split_ranges(head.k.rows), c);
+        assert_eq!(m.parts.len(), 2);
+        same(&m.x, &golden.vec("x"), 1e-9, "x");
+        same(&m.lse, &golden.vec("lse"), 1e-9, "lse");
+        let n = noise::of(c, &Terms::Split { merged: &m, head, lse: false }, m.x.view(), OUT);
+        same(&n.sigma, &golden.vec("sigma"), 1e-9, "sigma");
+        assert_eq!(n.steps, 20.0);
+        same(&direction::scale_split(&m, head), &direction::scale(a, head), 1e-9, "scale");
+        // One split is no merge.
+        let one = attend_split(head, &[0..128, 128..128], c);
+        assert_eq!(one.x, attend(head, 0..128, c).x);
+    });
+}
+
 #[test]
 fn flips() {
     with_case(|golden, _, _, a, noise| {
@@ -162,7 +183,12 @@ fn flips() {
             assert_eq!(*slice, Slice::Whole);
             assert_eq!(whole.flips as f64, golden.number(&format!("{name}/flips")), "{name}");
             same([&whole.limit()], [&golden.number(&format!("{name}/p0"))], 1e-9, "p0");
-            same([&whole.log_p(whole.limit())], [&golden.number(&format!("{name}/log_chernoff"))], 1e-6, "log p");
+            same(
+                [&whole.log_p(whole.limit())],
+                [&golden.number(&format!("{name}/log_chernoff"))],
+                1e-6,
+                "log p",
+            );
             // 16 rows of 32 columns: the two blocks of columns are tested too.
             assert_eq!(tests.len(), 3);
         }

@@ -3,74 +3,27 @@ Contracts: which roundings an engine declares to do, and where.
 
 The judge emulates them in float64, so that nearly every output bit is predicted and what is left is
 accumulation error and the final rounding. A contract is plain data, known before a run, printable and
-comparable; [`Contract::exact`] is pure float64.
+comparable; [`Contract::exact`] is pure float64. What is declared but not emulated is listed by
+[`Contract::unsupported`], never passed over.
 
-Sources: the groundwork on comparing kernels (tile-relative P cast, row sums, accumulators).
+Sources: the groundwork on comparing kernels (tile-relative P cast, row sums, accumulators), outputs of real
+kernels.
 */
+
+mod accumulate;
+mod describe;
+mod keys;
+mod unemulated;
+
+pub use accumulate::{Accumulate, UnknownAccumulate};
+pub use describe::Difference;
+pub use keys::{Splits, TileOrder};
+pub use unemulated::{AllReduce, Quantised, SubnormalRule, TieRule, Unemulated, WeightDerivation};
 
 use mla_numeric::DType;
 use serde::{Deserialize, Serialize};
+use std::f64::consts::{LN_2, LOG2_E};
 use std::ops::Range;
-
-/// How a product's accumulator rounds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Accumulate {
-    /// float64, as the reference.
-    Exact,
-    /// f32 to nearest, once for every `block` products, in chains of at most `chain` products that are
-    /// then added up (0: one chain).
-    Rn {
-        /// Products summed exactly before a rounding.
-        block: usize,
-        /// Products in a chain; 0: all.
-        chain: usize,
-    },
-    /// Tensor core: `k` products and the sum in one, cut to `bits` fractional bits, then cut to f32.
-    Mma {
-        /// Products in a fused sum.
-        k: usize,
-        /// Fractional bits below the largest exponent.
-        bits: u32,
-    },
-}
-
-impl Accumulate {
-    /// Roundings that a sum of `len` products goes through, at most.
-    pub fn roundings(self, len: usize) -> usize {
-        match self {
-            Accumulate::Exact => 0,
-            Accumulate::Rn { block, chain } => {
-                let chain = if chain == 0 { len } else { chain.min(len) };
-                chain.div_ceil(block) + len.div_ceil(chain.max(1))
-            }
-            Accumulate::Mma { k, .. } => len.div_ceil(k),
-        }
-    }
-
-    /// Largest error of one rounding, relative to the largest term or partial sum that takes part.
-    ///
-    /// Nearest: u. Tensor core with k products: the result is cut to f32, at most 2u of itself, and k + 1
-    /// terms are each cut below 2^-bits of the largest exponent, together (k + 1) · 2^-bits.
-    pub fn unit(self) -> f64 {
-        match self {
-            Accumulate::Exact => 0.0,
-            Accumulate::Rn { .. } => mla_numeric::U,
-            Accumulate::Mma { k, bits } => {
-                2.0 * mla_numeric::U + (k as f64 + 1.0) * f64::powi(2.0, -(bits as i32))
-            }
-        }
-    }
-
-    /// γ: |error of a sum of `len` products| ≤ γ · Σ|a·b|, in any order of the terms.
-    ///
-    /// Every partial sum and every term is at most Σ|a·b|(1 + γ), so n roundings of `unit` each give
-    /// n·unit / (1 − n·unit). The float64 reference's own share, (len + 1) · 2^-53, is added.
-    pub fn gamma(self, len: usize) -> f64 {
-        let n = self.roundings(len) as f64 * self.unit();
-        n / (1.0 - n) + (len as f64 + 1.0) * f64::EPSILON / 2.0
-    }
-}
 
 /// What the row sum of a softmax adds up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,30 +35,134 @@ pub enum RowSum {
     Rounded,
 }
 
-/// Order in which the tiles of a split are visited.
+/// The factor that a kernel multiplies scores with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-#[allow(missing_docs)]
-pub enum TileOrder {
-    Forward,
-    Reverse,
+pub enum ScoreFactor {
+    /// The scale as it is given.
+    Exact,
+    /// f32(scale · log₂e), for exponentials of base 2.
+    Log2e,
+}
+
+/// How exponentials are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Exponential {
+    /// Some way with a relative error of at most 2⁻²²: ex2.approx, exp2f, expf.
+    Accurate,
+    /// A polynomial whose error is not declared.
+    Polynomial,
+}
+
+/// Base of the logarithm in which an lse is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LseBase {
+    /// Natural.
+    E,
+    /// Two.
+    Two,
+}
+
+impl LseBase {
+    /// What a written lse is multiplied with to be a natural logarithm. Stages are natural logarithms.
+    pub const fn to_natural(self) -> f64 {
+        match self {
+            LseBase::E => 1.0,
+            LseBase::Two => LN_2,
+        }
+    }
 }
 
 /// Softmax and its product with V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Softmax {
     /// Keys of a tile: P is relative to the running maximum of its tile. 0: all keys at once.
     pub tile: usize,
     /// Order of tiles.
+    #[serde(default = "default::order")]
     pub order: TileOrder,
+    /// Two tiles at a time: the upper half of the columns of V takes P of both relative to the maximum of the
+    /// pair, the lower half each relative to its own.
+    #[serde(default)]
+    pub pairs: bool,
     /// P is cast to this before P·V; None: it stays as computed.
+    #[serde(with = "none")]
     pub p: Option<DType>,
+    /// P is divided by the row sum before its cast, not the result after P·V. Tiles and splits play no part.
+    #[serde(default)]
+    pub normalised: bool,
+    /// False: tiles and place of P's cast are unknown. Then P is not cast here, and the cast is noise.
+    #[serde(default = "default::yes")]
+    pub emulate: bool,
     /// What the row sum adds.
     pub row_sum: RowSum,
+    /// q·k is rounded to the dtype of activations.
+    #[serde(default)]
+    pub cast_raw: bool,
+    /// scale·q·k is rounded to the dtype of activations.
+    #[serde(default)]
+    pub cast_scaled: bool,
+    /// The factor on q·k.
+    #[serde(default = "default::factor")]
+    pub factor: ScoreFactor,
+    /// The exponential.
+    #[serde(default = "default::exponential")]
+    pub exponential: Exponential,
+}
+
+impl Softmax {
+    /// float64, all keys at once.
+    pub const fn exact() -> Softmax {
+        Softmax {
+            tile: 0,
+            order: TileOrder::Forward,
+            pairs: false,
+            p: None,
+            normalised: false,
+            emulate: true,
+            row_sum: RowSum::Unrounded,
+            cast_raw: false,
+            cast_scaled: false,
+            factor: ScoreFactor::Exact,
+            exponential: Exponential::Accurate,
+        }
+    }
+
+    /// The cast of P that is emulated.
+    pub fn cast(&self) -> Option<DType> {
+        self.p.filter(|_| self.emulate)
+    }
+
+    /// The cast of P that is not emulated but may have happened anywhere.
+    pub fn unplaced(&self) -> Option<DType> {
+        self.p.filter(|_| !self.emulate)
+    }
+
+    /// Whether scores are rounded.
+    pub fn casts_scores(&self) -> bool {
+        self.cast_raw || self.cast_scaled
+    }
+}
+
+/// From which angles cos and sin are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RopeAngle {
+    /// position · frequency.
+    Exact,
+    /// f32(position · f32(frequency)).
+    F32,
 }
 
 /// Every rounding that an engine declares.
+///
+/// In files, `activations` and `accumulate` must be there, and of `[softmax]`, where there is one, `tile`, `p` and
+/// `row_sum`. All else has the defaults of [`Contract::usual`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Written", into = "Written")]
 pub struct Contract {
     /// Stored dtype of weights of products.
     pub weights: DType,
@@ -113,18 +170,106 @@ pub struct Contract {
     pub norm_weights: DType,
     /// Stored dtype of activations, the cache included.
     pub activations: DType,
-    /// Stored dtype of lse, part_o and part_lse.
+    /// Stored dtype of the partial outputs of splits, part_o.
     pub partials: DType,
+    /// Stored dtype of lse and part_lse.
+    pub lse: DType,
+    /// Base of the lse that the engine writes; whoever reads it converts ([`LseBase::to_natural`]).
+    pub lse_base: LseBase,
     /// Accumulator of products.
     pub accumulate: Accumulate,
     /// RMSNorm: the normalised value is rounded to this before it is multiplied by γ (None: one rounding).
     pub norm_cast: Option<DType>,
-    /// cos and sin are held in this, from exact angles.
+    /// cos and sin are held in this.
     pub rope_table: DType,
+    /// Angles of the table.
+    pub rope_angle: RopeAngle,
+    /// Products of a rotation are rounded to this before they are added (None: one rounding).
+    pub rope_products: Option<DType>,
     /// Softmax.
     pub softmax: Softmax,
-    /// Splits of the keys in decode (1: none); prefill is not split.
-    pub splits: usize,
+    /// Splits of the keys in decode (1 part: none); prefill is not split unless its ranges are given.
+    pub splits: Splits,
+    /// n: partials j, j + n, j + 2n, … are merged first, and that state is rounded to `partials` once more.
+    pub merge_groups: Option<usize>,
+    /// Declared, printed, compared, not emulated.
+    pub unemulated: Unemulated,
+}
+
+/// The form in files: one level of keys and two tables.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    activations: DType,
+    accumulate: Accumulate,
+    weights: Option<DType>,
+    norm_weights: Option<DType>,
+    #[serde(default = "default::f32")]
+    partials: DType,
+    #[serde(default = "default::f32")]
+    lse: DType,
+    #[serde(default = "default::base")]
+    lse_base: LseBase,
+    #[serde(default, with = "none")]
+    norm_cast: Option<DType>,
+    #[serde(default = "default::f32")]
+    rope_table: DType,
+    #[serde(default = "default::angle")]
+    rope_angle: RopeAngle,
+    #[serde(default, with = "none")]
+    rope_products: Option<DType>,
+    #[serde(default = "default::splits")]
+    splits: Splits,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    merge_groups: Option<usize>,
+    #[serde(default = "Softmax::exact")]
+    softmax: Softmax,
+    #[serde(default)]
+    unemulated: Unemulated,
+}
+
+impl From<Written> for Contract {
+    fn from(w: Written) -> Contract {
+        Contract {
+            weights: w.weights.unwrap_or(w.activations),
+            norm_weights: w.norm_weights.unwrap_or(w.activations),
+            activations: w.activations,
+            partials: w.partials,
+            lse: w.lse,
+            lse_base: w.lse_base,
+            accumulate: w.accumulate,
+            norm_cast: w.norm_cast,
+            rope_table: w.rope_table,
+            rope_angle: w.rope_angle,
+            rope_products: w.rope_products,
+            softmax: w.softmax,
+            splits: w.splits,
+            merge_groups: w.merge_groups.filter(|n| *n > 0),
+            unemulated: w.unemulated,
+        }
+    }
+}
+
+impl From<Contract> for Written {
+    fn from(c: Contract) -> Written {
+        Written {
+            activations: c.activations,
+            accumulate: c.accumulate,
+            weights: Some(c.weights),
+            norm_weights: Some(c.norm_weights),
+            partials: c.partials,
+            lse: c.lse,
+            lse_base: c.lse_base,
+            norm_cast: c.norm_cast,
+            rope_table: c.rope_table,
+            rope_angle: c.rope_angle,
+            rope_products: c.rope_products,
+            splits: c.splits,
+            merge_groups: c.merge_groups,
+            softmax: c.softmax,
+            unemulated: c.unemulated,
+        }
+    }
 }
 
 impl Contract {
@@ -135,94 +280,136 @@ impl Contract {
             norm_weights: DType::F64,
             activations: DType::F64,
             partials: DType::F64,
+            lse: DType::F64,
+            lse_base: LseBase::E,
             accumulate: Accumulate::Exact,
             norm_cast: None,
             rope_table: DType::F64,
-            softmax: Softmax { tile: 0, order: TileOrder::Forward, p: None, row_sum: RowSum::Unrounded },
-            splits: 1,
+            rope_angle: RopeAngle::Exact,
+            rope_products: None,
+            softmax: Softmax::exact(),
+            splits: Splits::Parts(1),
+            merge_groups: None,
+            unemulated: Unemulated::none(),
         }
     }
 
-    /// Key ranges of the splits of a row of `keys` keys: equal parts of whole tiles, empty ones at the end.
-    ///
-    /// Always `splits` ranges, so that every row of a batch has the same number.
+    /// What most kernels do: everything stored in `dtype`, f32 inside, one rounding a stage, no splits, P as
+    /// computed; the rope table in f32 of exact angles, partials and lse in f32, natural logarithms.
+    pub const fn usual(dtype: DType, accumulate: Accumulate) -> Contract {
+        Contract {
+            weights: dtype,
+            norm_weights: dtype,
+            activations: dtype,
+            partials: DType::F32,
+            lse: DType::F32,
+            rope_table: DType::F32,
+            accumulate,
+            ..Contract::exact()
+        }
+    }
+
+    /// The same contract with one dtype in place of another wherever it stands, as kernels are built for several.
+    pub fn retyped(self, from: DType, to: DType) -> Contract {
+        let of = |d: DType| if d == from { to } else { d };
+        Contract {
+            weights: of(self.weights),
+            norm_weights: of(self.norm_weights),
+            activations: of(self.activations),
+            partials: of(self.partials),
+            lse: of(self.lse),
+            norm_cast: self.norm_cast.map(of),
+            rope_table: of(self.rope_table),
+            rope_products: self.rope_products.map(of),
+            softmax: Softmax { p: self.softmax.p.map(of), ..self.softmax },
+            ..self
+        }
+    }
+
+    /// Key ranges of the splits of a row of `keys` keys, in order; see [`Splits::ranges`].
     pub fn split_ranges(&self, keys: usize) -> Vec<Range<usize>> {
-        let tile = self.softmax.tile.max(1);
-        let per = keys.div_ceil(self.splits).next_multiple_of(tile);
-        (0..self.splits).map(|s| (s * per).min(keys)..((s + 1) * per).min(keys)).collect()
+        self.splits.ranges(keys, self.softmax.tile)
     }
 
     /// Tiles of a key range, in the order in which the engine visits them.
     pub fn tiles(&self, range: Range<usize>) -> Vec<Range<usize>> {
-        let tile = if self.softmax.tile == 0 { range.len().max(1) } else { self.softmax.tile };
-        let mut tiles: Vec<_> = range.clone().step_by(tile).map(|a| a..(a + tile).min(range.end)).collect();
-        if self.softmax.order == TileOrder::Reverse {
-            tiles.reverse();
+        keys::tiles(range, self.softmax.tile, self.softmax.order)
+    }
+
+    /// The factor on q·k that the kernel holds, for scores in natural units.
+    pub fn score_factor(&self, scale: f64) -> f64 {
+        match self.softmax.factor {
+            ScoreFactor::Exact => scale,
+            ScoreFactor::Log2e => DType::F32.round(scale * LOG2_E) / LOG2_E,
         }
-        tiles
+    }
+
+    /// The cast of partial outputs that the merge of internal splits reads. float32 partials are part of the
+    /// arithmetic: their rounding is bounded, not emulated.
+    pub fn part_cast(&self) -> Option<DType> {
+        (self.partials.precision() < DType::F32.precision()).then_some(self.partials)
+    }
+
+    /// What is declared but not emulated: a judge must say so wherever it uses this contract.
+    pub fn unsupported(&self) -> Vec<String> {
+        let mut all = self.unemulated.list();
+        if self.softmax.exponential == Exponential::Polynomial {
+            all.push("exponentials by a polynomial: taken as accurate to 2^-22".into());
+        }
+        if self.softmax.pairs && self.softmax.normalised {
+            all.push("pairs of tiles: P is normalised before its cast, so tiles play no part".into());
+        }
+        if self.merge_groups.is_some() && self.part_cast().is_none() {
+            all.push(format!("merge groups: with {} partials nothing is rounded between", self.partials));
+        }
+        all
     }
 }
 
-impl std::fmt::Display for Contract {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let s = &self.softmax;
-        if *self == Contract::exact() {
-            return f.write_str("float64 throughout");
-        }
-        write!(f, "operands {}, accumulate ", self.activations)?;
-        match self.accumulate {
-            Accumulate::Exact => write!(f, "exact")?,
-            Accumulate::Rn { block, chain: 0 } => write!(f, "rn(block {block})")?,
-            Accumulate::Rn { block, chain } => write!(f, "rn(block {block}, chains of {chain})")?,
-            Accumulate::Mma { k, bits } => write!(f, "mma({k}, {bits})")?,
-        }
-        write!(f, ", tile {}", s.tile)?;
-        match s.p {
-            Some(p) => write!(f, ", P cast to {p}")?,
-            None => write!(f, ", P not cast")?,
-        }
-        match s.row_sum {
-            RowSum::Unrounded => write!(f, ", row sum of f32 P")?,
-            RowSum::Rounded => write!(f, ", row sum of cast P")?,
-        }
-        write!(
-            f,
-            ", {} in decode",
-            if self.splits == 1 { "1 split".into() } else { format!("{} splits", self.splits) }
-        )?;
-        write!(f, ", partials and lse {}, rope table {}", self.partials, self.rope_table)
-    }
-}
-
-#[cfg(test)]
-mod tests {
+/// Values that need not be written.
+mod default {
     use super::*;
 
-    #[test]
-    fn splits_cover_the_keys_once_in_whole_tiles() {
-        let mut c = Contract::exact();
-        c.softmax.tile = 64;
-        for splits in 1..=9 {
-            c.splits = splits;
-            for keys in [1, 63, 64, 65, 257, 1025] {
-                let r = c.split_ranges(keys);
-                assert_eq!(r.len(), splits);
-                assert_eq!(
-                    r.iter().flat_map(|r| r.clone()).collect::<Vec<_>>(),
-                    (0..keys).collect::<Vec<_>>()
-                );
-                assert!(r.iter().all(|r| r.is_empty() || r.start % 64 == 0));
-            }
-        }
-        c.softmax.order = TileOrder::Reverse;
-        assert_eq!(c.tiles(64..200), [192..200, 128..192, 64..128]);
+    pub fn yes() -> bool {
+        true
+    }
+    pub fn f32() -> DType {
+        DType::F32
+    }
+    pub fn base() -> LseBase {
+        LseBase::E
+    }
+    pub fn angle() -> RopeAngle {
+        RopeAngle::Exact
+    }
+    pub fn splits() -> Splits {
+        Splits::Parts(1)
+    }
+    pub fn order() -> TileOrder {
+        TileOrder::Forward
+    }
+    pub fn factor() -> ScoreFactor {
+        ScoreFactor::Exact
+    }
+    pub fn exponential() -> Exponential {
+        Exponential::Accurate
+    }
+}
+
+/// A dtype or the word "none": formats without a null can say it.
+mod none {
+    use mla_numeric::DType;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(value: &Option<DType>, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(value.map_or("none", DType::name))
     }
 
-    #[test]
-    fn roundings_are_counted_by_block_and_chain() {
-        assert_eq!(Accumulate::Rn { block: 16, chain: 0 }.roundings(512), 33);
-        assert_eq!(Accumulate::Rn { block: 1, chain: 256 }.roundings(512), 258);
-        assert_eq!(Accumulate::Mma { k: 16, bits: 25 }.roundings(520), 33);
-        assert_eq!(Accumulate::Exact.roundings(512), 0);
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<DType>, D::Error> {
+        let text = String::deserialize(d)?;
+        if text == "none" {
+            return Ok(None);
+        }
+        text.parse().map(Some).map_err(|e| D::Error::custom(format!("{e}; or none")))
     }
 }

@@ -9,10 +9,11 @@ themselves are the judge's business.
 Chunks keep memory flat: a stage's output never stands whole in float64 unless somebody collects it.
 */
 
-use crate::attention::{Attended, Head, attend, merge_weights, part, strided};
+use crate::attention::{Attended, Head, Merged, attend, attend_split, merge_weights, part, strided};
 use crate::contract::{Accumulate, Contract};
-use crate::elementwise::{block_norms, normalise, rope_table, rotate, times_gamma};
+use crate::elementwise::{block_norms, declared_table, normalise, rotate_cast, times_gamma};
 use crate::geometry::Spec;
+use crate::key_stats::KeyStats;
 use crate::plan::{Given, Plan, Sequence};
 use crate::product::{Dense, Rows, Strided, product, product_with_norms};
 use crate::rows::{Part, dense};
@@ -77,11 +78,22 @@ pub enum Terms<'a, 'b> {
         size: CowArray<'a, f64, Ix2>,
         /// First rotated column.
         first: usize,
+        /// Steps of the products' casts, of the rotated columns alone; empty without casts.
+        steps: CowArray<'a, f64, Ix2>,
     },
     /// Attention of one head over a range of keys; `lse`: the chunk is its lse.
     Attention {
         /// With scores, probabilities and sums.
         attended: &'a Attended,
+        /// Queries, keys and values.
+        head: &'a Head<'b>,
+        /// Whether x is the lse (else the weighted values).
+        lse: bool,
+    },
+    /// Attention over splits that the engine merges itself; `lse`: the chunk is its lse.
+    Split {
+        /// Parts, their weights and the merge.
+        merged: &'a Merged,
         /// Queries, keys and values.
         head: &'a Head<'b>,
         /// Whether x is the lse (else the weighted values).
@@ -116,7 +128,9 @@ impl Terms<'_, '_> {
                 w: *w,
             }),
             Terms::Norm { len, z, gamma } => Some(Terms::Norm { len: *len, z: part(z, rows), gamma }),
-            Terms::Rope { size, first } => Some(Terms::Rope { size: part(size, rows), first: *first }),
+            Terms::Rope { size, first, steps } => {
+                Some(Terms::Rope { size: part(size, rows.clone()), first: *first, steps: part(steps, rows) })
+            }
             _ => None,
         }
     }
@@ -326,38 +340,46 @@ impl Evaluator<'_> {
 
     fn rotate_q(&self, visit: Visit) {
         let g = &self.spec.geometry;
-        let table = rope_table(&self.spec.rope, &self.plan.positions, self.contract.rope_table);
+        let table = declared_table(&self.spec.rope, &self.plan.positions, self.contract);
         (0..g.heads).into_par_iter().for_each(|h| {
             let cols = h * g.key()..(h + 1) * g.key();
             let mut x = self.source.block(Stage::QRaw, 0..self.plan.tokens(), cols.clone());
             let mut size = Array2::zeros(x.dim());
             let pe = x.slice(s![.., g.nope..]);
-            let (y, terms) = rotate(pe, &table, |i| i, self.spec.rope.pairing);
-            x.slice_mut(s![.., g.nope..]).assign(&y);
-            size.slice_mut(s![.., g.nope..]).assign(&terms);
+            let cast = self.contract.rope_products;
+            let turned = rotate_cast(pe, &table, |i| i, self.spec.rope.pairing, cast);
+            x.slice_mut(s![.., g.nope..]).assign(&turned.y);
+            size.slice_mut(s![.., g.nope..]).assign(&turned.size);
+            let mut steps = turned.steps;
             let mut first = g.nope;
             if let Some(t) = self.spec.temperature {
                 for (i, p) in self.plan.positions.iter().enumerate() {
                     let f = t.factor(*p);
                     x.row_mut(i).mapv_inplace(|v| v * f);
                     size.row_mut(i).mapv_inplace(|v| v * f);
+                    if !steps.is_empty() {
+                        steps.row_mut(i).mapv_inplace(|v| v * f.abs());
+                    }
                     for j in 0..g.nope {
                         size[[i, j]] = if f == 1.0 { 0.0 } else { x[[i, j]].abs() };
                     }
                 }
                 first = 0;
             }
-            visit(Chunk { rows: 0..x.nrows(), cols, x, terms: Terms::Rope { size: size.into(), first } });
+            let terms = Terms::Rope { size: size.into(), first, steps: steps.into() };
+            visit(Chunk { rows: 0..x.nrows(), cols, x, terms });
         });
     }
 
     fn rotate_k(&self, visit: Visit) {
         let g = &self.spec.geometry;
-        let table = rope_table(&self.spec.rope, &self.plan.positions, self.contract.rope_table);
+        let table = declared_table(&self.spec.rope, &self.plan.positions, self.contract);
         let x = self.source.block(Stage::KvA, 0..self.plan.tokens(), g.latent..g.cache());
-        let (x, size) = rotate(x.view(), &table, |i| i, self.spec.rope.pairing);
-        let terms = Terms::Rope { size: size.into(), first: 0 };
-        visit(Chunk { rows: 0..x.nrows(), cols: 0..g.rope, x, terms });
+        let cast = self.contract.rope_products;
+        let turned = rotate_cast(x.view(), &table, |i| i, self.spec.rope.pairing, cast);
+        let (size, steps) = (turned.size.into(), turned.steps.into());
+        let terms = Terms::Rope { size, first: 0, steps };
+        visit(Chunk { rows: 0..turned.y.nrows(), cols: 0..g.rope, x: turned.y, terms });
     }
 
     fn cache(&self, visit: Visit) {
@@ -392,11 +414,18 @@ impl Evaluator<'_> {
                 continue;
             }
             let cache = absorbed.then(|| self.gather(seq, 0..self.spec.geometry.cache()));
+            let shared = KeyStats::default();
             (0..self.spec.geometry.heads).into_par_iter().for_each(|h| {
-                self.attend_head(seq, h, cache.as_ref(), &mut |tokens, head| {
+                self.attend_head(seq, h, cache.as_ref().map(|c| (c, &shared)), &mut |tokens, head| {
                     let whole = 0..head.visible.last().copied().unwrap_or(0);
-                    let ranges =
-                        if parts { self.contract.split_ranges(seq.keys()) } else { Vec::from([whole]) };
+                    let splits = self.contract.split_ranges(seq.keys());
+                    if !parts && seq.phase() == Phase::Decode && splits.len() > 1 {
+                        // The engine merges its splits itself: there are no partial results to read.
+                        let first = rows.start + tokens.start;
+                        self.visit_merged(stage, h, first..first + tokens.len(), &head, &splits, visit);
+                        return;
+                    }
+                    let ranges = if parts { splits } else { Vec::from([whole]) };
                     for (split, range) in ranges.into_iter().enumerate() {
                         let first =
                             if parts { split * decode_rows + index } else { rows.start + tokens.start };
@@ -428,16 +457,37 @@ impl Evaluator<'_> {
         visit(Chunk { rows, cols: h * width..(h + 1) * width, x, terms });
     }
 
+    fn visit_merged(
+        &self,
+        stage: Stage,
+        h: usize,
+        rows: Range<usize>,
+        head: &Head,
+        splits: &[Range<usize>],
+        visit: Visit,
+    ) {
+        let merged = attend_split(head, splits, self.contract);
+        let lse = stage == Stage::Lse;
+        let x = if lse {
+            Array2::from_shape_vec((rows.len(), 1), merged.lse.clone()).unwrap_or_default()
+        } else {
+            merged.x.clone()
+        };
+        let cols = h * x.ncols()..(h + 1) * x.ncols();
+        visit(Chunk { rows, cols, x, terms: Terms::Split { merged: &merged, head, lse } });
+    }
+
     /// Calls `f` with the queries, keys and values of a head of a sequence, a few rows at a time.
     fn attend_head(
         &self,
         seq: &Sequence,
         h: usize,
-        cache: Option<&Array2<f64>>,
+        cache: Option<(&Array2<f64>, &KeyStats)>,
         f: &mut dyn FnMut(Range<usize>, Head),
     ) {
         let g = &self.spec.geometry;
         let (mut k, mut v) = (Array2::zeros((0, 0)), Array2::zeros((0, 0)));
+        let own = KeyStats::default();
         if cache.is_none() {
             let rows = self.plan.key_rows().find(|(_, s, _)| std::ptr::eq(*s, seq)).map_or(0..0, |r| r.2);
             k = self.source.block(Stage::K, rows.clone(), h * g.key()..(h + 1) * g.key());
@@ -450,15 +500,16 @@ impl Evaluator<'_> {
             let q = self.source.block(Stage::Q, rows.clone(), h * g.key()..(h + 1) * g.key());
             match cache {
                 None => {
-                    f(tokens, Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &visible, scale })
+                    let (k, v) = (strided(&k), strided(&v));
+                    f(tokens, Head { q: q.view(), k, v, visible: &visible, scale, stats: &own });
                 }
-                Some(c) => {
+                Some((c, stats)) => {
                     let mut lifted = Array2::zeros((rows.len(), g.cache()));
                     let latent = self.source.block(Stage::QLatent, rows, h * g.latent..(h + 1) * g.latent);
                     lifted.slice_mut(s![.., ..g.latent]).assign(&latent);
                     lifted.slice_mut(s![.., g.latent..]).assign(&q.slice(s![.., g.nope..]));
                     let (k, v) = (strided(c), Strided { cols: g.latent, ..strided(c) });
-                    f(tokens, Head { q: lifted.view(), k, v, visible: &visible, scale });
+                    f(tokens, Head { q: lifted.view(), k, v, visible: &visible, scale, stats });
                 }
             }
         }

@@ -22,14 +22,16 @@ pub mod evaluate;
 pub mod geometry;
 pub mod ggml;
 mod isa;
+pub mod key_stats;
 pub mod plan;
 pub mod product;
 pub mod rows;
 pub mod stage;
 
-pub use contract::{Accumulate, Contract, RowSum, Softmax, TileOrder};
+pub use contract::{Accumulate, Contract, RowSum, Softmax, Splits, TileOrder};
 pub use evaluate::{Chunk, Evaluator, Source, Terms, Weights};
 pub use geometry::{Geometry, Pairing, Rope, Spec, Temperature};
 pub use ggml::GgmlType;
+pub use key_stats::KeyStats;
 pub use plan::{Given, Plan, Regime, RowName, Sequence};
 pub use stage::{Axis, Form, Phase, STAGES, Scope, Stage, WEIGHTS, Weight};

@@ -53,7 +53,7 @@ impl Engine for ReferenceEngine {
                 (None, None) => return Err(EngineError::Broke(format!("the layer has no {w}"))),
             }
         }
-        let contract = Contract { splits: case.plan.splits, ..Contract::exact() };
+        let contract = Contract { splits: case.plan.splits.into(), ..Contract::exact() };
         let mut tensors = Store::default();
         let order = expected(&layer.spec, case, forms);
         for (i, &id) in order.iter().enumerate() {

@@ -1,7 +1,9 @@
 /*!
 Bounds: how far an honest engine may be from the reference before its final rounding, element by element.
 
-All are *proven* for the declared contract: no statistics, no constant fitted to data. u = 2⁻²⁴.
+[`bound`] is *proven* for the declared contract: no statistics, no constant fitted to data. u = 2⁻²⁴.
+[`statistical`] is narrower for attention and lse, and may be broken by an honest engine with a probability
+that its derivation states.
 
 - **Product**: γ·Σ|a·b| with Σ|a·b| ≤ Σ over blocks of 128 of ‖a‖‖b‖ (Cauchy–Schwarz) and γ by the number
   of accumulator roundings ([`Accumulate::gamma`](mla_reference::Accumulate::gamma)).
@@ -9,26 +11,21 @@ All are *proven* for the declared contract: no statistics, no constant fitted to
   root), the mean and eps, an approximate reciprocal root, two products. A declared cast of the
   normalised value moves by at most one step of its grid: the larger of |cast(z ± ρ|z|) − cast(z)|.
 - **RoPE**: 3u(|a·cos| + |b·sin|): two products and a sum; a temperature factor adds its own rounding and
-  that of the product.
-- **Attention**: with ε_t the bound of p_t's relative error
-  `ε_t = Δs_t + max Δs + 6u·max|s| + (2⁻²² + u)(1 + r)` (Δs from the product bound; 6u·max|s|: products with
-  scale·log₂e and with the maximum, their differences, which telescope; 2⁻²²: exp2, once for p and once for
-  each of the r times that the running maximum grows and o and l are rescaled),
-  `B_j = Σ_t (ε_t + n·unit) P_t |v_tj| + |x_j|(Σ_t ε_t P_t + λ) + Σ_{t near a tie} ulp(p_t) w_t |v_tj| / l`,
-  λ = (tile + 2T/tile + 5)u: the row sum, in a tile and across tiles.
-  Only a p within ε_t·p of the middle between two values of the cast's grid can be cast to the other one.
-  n counts the roundings of P·V, three a tile for rescaling, six for the end.
-- **lse**: `max ε + λ + 2u|lse|`: the row sum and the logarithm.
+  that of the product. Declared casts of the products: what an error of u moves them by, besides.
+- **Attention**, one range of keys or several that the engine merges: [`attention`].
 - **Merge**: each weight W_s errs by at most `e = 2(4u(spread + 1) + 2⁻²² + (splits + 6)u)` of itself, so
   `B = (e + (splits + 2)u) Σ W|o|`; lse: `e + 3u|lse|`.
 - **Underflow**: below 2⁻¹²⁶ a float32 errs by up to 2⁻¹⁴⁹ whatever its size. Each rounding of a stage adds that,
   and a p may be flushed to zero: 2⁻¹²⁶|v_tj|/l. Nothing of it shows where values are of usual size.
 */
 
-use mla_numeric::{DType, U};
-use mla_reference::attention::{Attended, Head, part, strided, weigh};
-use mla_reference::product::Rows;
-use mla_reference::{Accumulate, Contract, RowSum, Terms};
+pub mod attention;
+
+pub use attention::{Basis, LOG_P_SCORE};
+
+use mla_numeric::U;
+use mla_reference::elementwise::step;
+use mla_reference::{Contract, Terms};
 use ndarray::Array2;
 
 /// exp2 of a GPU's special function unit: largest relative error 2^-22.7 measured; declared 2^-22.
@@ -40,10 +37,29 @@ const FLUSH: f64 = f32::MIN_POSITIVE as f64;
 
 /// |value before the final rounding − x| ≤ this, for every element of a chunk.
 pub fn bound(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: bool) -> Array2<f64> {
+    of(Basis::Proven, contract, terms, x, temperature)
+}
+
+/// The same from the statistical error of scores ([`Basis::Statistical`]): for attention and lse, before and after
+/// internal merges. Of products with a truncating accumulator γ with 2u a rounding, as if a tensor core summed a block
+/// exactly: 1.4 million outputs of real ones used 0.15 of it at most. Of other stages the proven bound.
+///
+/// Breaking it is evidence that draws from the budget of the run: [`LOG_P_SCORE`] a score.
+pub fn statistical(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: bool) -> Array2<f64> {
+    of(Basis::Statistical, contract, terms, x, temperature)
+}
+
+fn of(basis: Basis, contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: bool) -> Array2<f64> {
     match terms {
         Terms::Copy => Array2::zeros(x.dim()),
         Terms::Product { len, size, .. } => {
-            let gamma = contract.accumulate.gamma(*len);
+            let gamma = match basis {
+                Basis::Statistical if contract.accumulate.drifts() => {
+                    let n = contract.accumulate.roundings(*len) as f64 * 2.0 * U;
+                    n / (1.0 - n) + (*len as f64 + 1.0) * f64::EPSILON / 2.0
+                }
+                _ => contract.accumulate.gamma(*len),
+            };
             let tiny = contract.accumulate.roundings(*len) as f64 * TINY;
             size.mapv(|s| gamma * s + tiny)
         }
@@ -61,13 +77,20 @@ pub fn bound(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: b
             }
             b
         }
-        Terms::Rope { size, first } => {
+        Terms::Rope { size, first, steps } => {
             let k = if temperature { 5.0 } else { 3.0 };
             let mut b = size.mapv(|s| k * (U * s + TINY));
+            if !steps.is_empty() {
+                let turned = b.ncols().saturating_sub(steps.ncols());
+                b.slice_mut(ndarray::s![.., turned..]).zip_mut_with(steps, |b, s| *b += s);
+            }
             b.slice_mut(ndarray::s![.., ..*first]).fill(0.0);
             b
         }
-        Terms::Attention { attended, head, lse } => attention(contract, attended, head, *lse),
+        Terms::Attention { attended, head, lse } => {
+            attention::range(basis, contract, attended, head).of(*lse)
+        }
+        Terms::Split { merged, head, lse } => attention::merged(basis, contract, merged, head).of(*lse),
         Terms::Merge { spread, size, splits, lse } => {
             let n = *splits as f64;
             let mut b = Array2::zeros(x.dim());
@@ -80,96 +103,13 @@ pub fn bound(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: b
     }
 }
 
-/// Largest change of `cast(z)` when z moves by at most `by`.
-fn step(cast: DType, z: f64, by: f64) -> f64 {
-    let c = cast.round(z);
-    (cast.round(z + by) - c).abs().max((cast.round(z - by) - c).abs())
-}
-
-/// Whether an error of `by` can move p across the middle between two values of the grid; the step then.
-fn near_tie(cast: DType, p: f64, by: f64) -> Option<f64> {
-    let s = step(cast, p, by);
-    (s > 0.0).then_some(s)
-}
-
-/// L2 norms of rows.
-fn norms(m: &dyn Rows) -> Vec<f64> {
-    let mut row = vec![0.0; m.cols()];
-    (0..m.rows())
-        .map(|t| {
-            m.decode(t, 0, &mut row);
-            row.iter().map(|v| v * v).sum::<f64>().sqrt()
-        })
-        .collect()
-}
-
-fn attention(contract: &Contract, a: &Attended, head: &Head, lse: bool) -> Array2<f64> {
-    let n = a.range.len();
-    let rows = a.x.nrows();
-    let keys = norms(&part(&head.k, a.range.clone()));
-    let score = contract.accumulate.gamma(head.k.cols()) * head.scale.abs();
-    let soft = &contract.softmax;
-    let tile = if soft.tile == 0 { n.max(1) } else { soft.tile };
-    let tiles = n.div_ceil(tile);
-    let pv = (contract.accumulate.roundings(n) + 3 * tiles + 6) as f64 * contract.accumulate.unit();
-    let pv = if contract.accumulate == Accumulate::Exact { 0.0 } else { pv };
-    let sum = (tile as f64 + 2.0 * n as f64 / tile as f64 + 5.0) * U;
-    let tiny = (contract.accumulate.roundings(n) + 3 * tiles + 6) as f64 * TINY;
-    let mut weights = Array2::zeros((rows, n));
-    let mut of_x = vec![0.0; rows];
-    let mut of_lse = vec![0.0; rows];
-    for i in 0..rows {
-        if a.l[i] == 0.0 {
-            continue;
-        }
-        let q = head.q.row(i).iter().map(|v| v * v).sum::<f64>().sqrt();
-        let seen: Vec<usize> = (0..n).filter(|t| a.s[[i, *t]] > f64::NEG_INFINITY).collect();
-        let ds = |t: usize| score * q * keys[t];
-        let worst = seen.iter().map(|t| ds(*t)).fold(0.0, f64::max);
-        let largest = seen.iter().map(|t| a.s[[i, *t]].abs()).fold(0.0, f64::max);
-        let rescaled = seen.windows(2).filter(|t| a.w[[i, t[0]]] != a.w[[i, t[1]]]).count();
-        let common = worst + 6.0 * U * largest + (EXP2 + U) * (1 + rescaled) as f64;
-        let (mut moved, mut most) = (0.0, 0.0f64);
-        for &t in &seen {
-            let e = ds(t) + common;
-            let p = a.p[[i, t]];
-            let share = p * a.w[[i, t]] / a.l[i];
-            let mut w = (e + pv) * share + FLUSH * a.w[[i, t]] / a.l[i];
-            of_x[i] += e * share;
-            most = most.max(e);
-            if let Some(step) = soft.p.and_then(|d| near_tie(d, p, e * p)) {
-                let flip = step * a.w[[i, t]] / a.l[i];
-                w += flip;
-                moved += flip;
-            }
-            weights[[i, t]] = w;
-        }
-        of_x[i] += sum;
-        of_lse[i] = most + sum + 2.0 * U * a.lse[i].abs();
-        if soft.row_sum == RowSum::Rounded {
-            of_x[i] += moved;
-            of_lse[i] += moved;
-        }
-    }
-    if lse {
-        return Array2::from_shape_vec((rows, 1), of_lse).unwrap_or_default();
-    }
-    let mut v = mla_reference::rows::dense(&part(&head.v, a.range.clone()), 0..n, false);
-    v.mapv_inplace(f64::abs);
-    let mut b = weigh(weights.view(), &strided(&v));
-    for (i, mut row) in b.rows_mut().into_iter().enumerate() {
-        for (j, b) in row.iter_mut().enumerate() {
-            *b += a.x[[i, j]].abs() * of_x[i] + tiny;
-        }
-    }
-    b
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use approx::assert_relative_eq;
-    use mla_reference::attention::attend;
+    use mla_numeric::DType;
+    use mla_reference::attention::{Head, attend, attend_split, strided};
+    use mla_reference::{Accumulate, KeyStats, RowSum};
     use ndarray::{Array2, array};
 
     fn contract() -> Contract {
@@ -177,7 +117,7 @@ mod tests {
     }
 
     fn of(contract: &Contract, terms: &Terms, x: Array2<f64>, temperature: bool) -> Array2<f64> {
-        bound(contract, terms, &x, temperature)
+        super::bound(contract, terms, &x, temperature)
     }
 
     fn near(got: f64, want: f64) {
@@ -199,6 +139,11 @@ mod tests {
         let gamma = 5.0 * U / (1.0 - 5.0 * U) + 65.0 * f64::powi(2.0, -53);
         near(of(&contract(), &terms, array![[0.1]], false)[[0, 0]], 3.0 * gamma);
         assert_eq!(of(&contract(), &Terms::Copy, array![[7.0]], false)[[0, 0]], 0.0);
+        // The statistical one is the same to nearest, and 2u a rounding where it truncates, here four.
+        near(statistical(&contract(), &terms, &array![[0.1]], false)[[0, 0]], 3.0 * gamma);
+        let mma = Contract { accumulate: Accumulate::Mma { k: 16, bits: 25 }, ..Contract::exact() };
+        let gamma = 8.0 * U / (1.0 - 8.0 * U) + 65.0 * f64::powi(2.0, -53);
+        near(statistical(&mma, &terms, &array![[0.1]], false)[[0, 0]], 3.0 * gamma);
     }
 
     /// 256 values: 2 additions a lane, a tree of 7 and the square, halved: 5u; root 2^-22.4; 4u.
@@ -219,12 +164,17 @@ mod tests {
 
     #[test]
     fn rotations_and_copies_beside_them() {
-        let terms = Terms::Rope { size: array![[9.0, 2.0]].into(), first: 1 };
+        let none = || Array2::zeros((0, 0)).into();
+        let terms = Terms::Rope { size: array![[9.0, 2.0]].into(), first: 1, steps: none() };
         let b = of(&contract(), &terms, array![[9.0, 1.0]], false);
         assert_eq!(b[[0, 0]], 0.0);
         near(b[[0, 1]], 6.0 * U);
-        let terms = Terms::Rope { size: array![[9.0, 2.0]].into(), first: 0 };
+        let terms = Terms::Rope { size: array![[9.0, 2.0]].into(), first: 0, steps: none() };
         near(of(&contract(), &terms, array![[9.0, 1.0]], true)[[0, 1]], 10.0 * U);
+        // Casts of products step besides.
+        let steps = array![[0.0, 0.5]].into();
+        let terms = Terms::Rope { size: array![[9.0, 2.0]].into(), first: 0, steps };
+        near(of(&contract(), &terms, array![[9.0, 1.0]], false)[[0, 1]], 6.0 * U + 0.5);
     }
 
     #[test]
@@ -239,7 +189,14 @@ mod tests {
     fn attended(contract: &Contract, k: Array2<f64>, v: Array2<f64>) -> (f64, f64) {
         let q = array![[1.0]];
         let visible = [k.nrows()];
-        let head = Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &visible, scale: 1.0 };
+        let head = Head {
+            q: q.view(),
+            k: strided(&k),
+            v: strided(&v),
+            visible: &visible,
+            scale: 1.0,
+            stats: &KeyStats::default(),
+        };
         let a = attend(&head, 0..k.nrows(), contract);
         let b = |lse| {
             let x = if lse { array![[a.lse[0]]] } else { a.x.clone() };
@@ -275,5 +232,90 @@ mod tests {
             let (o, lse) = attended(&c, array![[0.0], [0.75f64.ln()]], v.clone());
             assert!(o < 0.01 * step && lse < 0.01 * step, "{o} {lse}");
         }
+    }
+
+    /// Two splits of one key each, weights ½: bounds of the merge.
+    fn two_splits(contract: &Contract, v: Array2<f64>) -> (f64, f64) {
+        let (k, q) = (array![[0.0], [0.0]], array![[1.0]]);
+        let stats = KeyStats::default();
+        let (keys, values) = (strided(&k), strided(&v));
+        let head = Head { q: q.view(), k: keys, v: values, visible: &[2], scale: 1.0, stats: &stats };
+        let m = attend_split(&head, &[0..1, 1..2], contract);
+        let b = |lse| {
+            let x = if lse { array![[m.lse[0]]] } else { m.x.clone() };
+            of(contract, &Terms::Split { merged: &m, head: &head, lse }, x, false)[[0, 0]]
+        };
+        (b(false), b(true))
+    }
+
+    /// A partial result half way between two bf16 values, 2^-7 apart, may be stored as either.
+    #[test]
+    fn partials_of_sixteen_bits_step() {
+        let narrow = Contract { partials: DType::Bf16, ..contract() };
+        let tie = 1.0 + 1.0 / 256.0;
+        let half = 0.5 / 128.0;
+        let small = 1e-3 * half;
+        let near = |got: f64, want: f64| assert!((got - want).abs() < small, "{got} {want}");
+        near(two_splits(&narrow, array![[tie], [1.0]]).0, half);
+        near(two_splits(&narrow, array![[1.25], [1.0]]).0, 0.0);
+        near(two_splits(&contract(), array![[tie], [1.0]]).0, 0.0);
+        // One state of both, (1 + 1.0078125)/2, at a tie itself: as it is stored again, so it steps.
+        let twice = Contract { merge_groups: Some(1), ..narrow };
+        near(two_splits(&twice, array![[1.0078125], [1.0]]).0, 1.0 / 128.0);
+    }
+
+    /// By hand: e = 2Δs + (6u·0 + 2⁻²² + u) of each part, λ = 8u, 2u·0; the weight's 4u(ln 2 + 1) + 2⁻²² + 8u.
+    #[test]
+    fn lse_of_merged_splits() {
+        // γ of one product in blocks of 16: two roundings; keys are 0, so scores err by nothing.
+        let e = EXP2 + U;
+        let z = e + 8.0 * U + 4.0 * U * (2f64.ln() + 1.0) + EXP2 + 8.0 * U;
+        let eta = z.exp_m1();
+        let (x, lse) = two_splits(&contract(), array![[1.0], [1.0]]);
+        near(lse, eta / (1.0 - eta) + 3.0 * U * 2f64.ln());
+        // Both values are 1: errors of weights cancel; each part errs by (e + 11u) + (e + 8u).
+        let part = 2.0 * e + 19.0 * U;
+        near(x, (1.0 + 2.0 * eta) * part / (1.0 - eta) + 4.0 * U);
+    }
+
+    /// 2⁻⁸ of every value and half the smallest step; and of the row sum where it takes cast P.
+    #[test]
+    fn a_cast_of_unknown_place() {
+        let mut c = contract();
+        (c.softmax.p, c.softmax.emulate) = (Some(DType::Bf16), false);
+        let (o, lse) = attended(&c, array![[0.0], [0.1]], array![[1.0], [-1.0]]);
+        assert!((o * 256.0 - 1.0).abs() < 1e-2 && lse < 1e-5, "{o} {lse}");
+        c.softmax.row_sum = RowSum::Rounded;
+        let (o, lse) = attended(&c, array![[0.0], [0.1]], array![[1.0], [-1.0]]);
+        // |x| = tanh 0.05.
+        assert!((o * 256.0 - 1.0 - 0.05f64.tanh()).abs() < 1e-2 && (lse * 256.0 - 1.0).abs() < 1e-2);
+    }
+
+    /// A rounded score at a tie moves p by a whole step of the score.
+    #[test]
+    fn casts_of_scores_step() {
+        let mut c = Contract { activations: DType::Bf16, ..contract() };
+        c.softmax.cast_raw = true;
+        let lse = |c: &Contract, k: f64| attended(c, array![[k]], array![[1.0]]).1;
+        assert!((lse(&c, 1.0 + 1.0 / 256.0) * 128.0 / 2.0 - 1.0).abs() < 1e-2);
+        assert!(lse(&c, 1.25) < 1e-5);
+    }
+
+    /// The statistical bound is the narrower one, and 12 units of u√n‖q‖‖k‖/√D for tensor cores.
+    #[test]
+    fn statistical_errors_of_scores() {
+        let c = Contract { accumulate: Accumulate::Mma { k: 16, bits: 25 }, ..Contract::exact() };
+        let (k, q) = (Array2::from_elem((1, 64), 1.0), Array2::from_elem((1, 64), 1.0 / 64.0));
+        let stats = KeyStats::default();
+        let (keys, v) = (strided(&k), array![[1.0]]);
+        let head = Head { q: q.view(), k: keys, v: strided(&v), visible: &[1], scale: 1.0, stats: &stats };
+        let a = attend(&head, 0..1, &c);
+        let terms = Terms::Attention { attended: &a, head: &head, lse: true };
+        let x = array![[a.lse[0]]];
+        let got = statistical(&c, &terms, &x, false)[[0, 0]];
+        // n = 4, ‖q‖‖k‖ = 1, √D = 8: 3u, twice.
+        near(got, 2.0 * 3.0 * U + 6.0 * U + EXP2 + U + 8.0 * U + 2.0 * U);
+        assert!(got < bound(&c, &terms, &x, false)[[0, 0]]);
+        assert!(LOG_P_SCORE < -39.0);
     }
 }

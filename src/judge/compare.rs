@@ -43,8 +43,7 @@ pub type Watch<'w> = &'w (dyn Fn(&Piece) + Sync);
 impl Isolated<'_> {
     /// Phase of each row of a stage: rows that nobody owns (free slots of the cache) go with the first phase there is.
     pub fn phases(&self, id: TensorId) -> Vec<Phase> {
-        let of: Vec<Phase> =
-            (0..self.case.batch.0.len()).map(|r| self.case.plan.request_phase(r)).collect();
+        let of: Vec<Phase> = (0..self.case.batch.0.len()).map(|r| self.case.plan.request_phase(r)).collect();
         let first = *of.iter().min().unwrap_or(&Phase::Prefill);
         let phase = |n: &RowName| n.request.map_or(first, |r| of[r]);
         self.case.plan.names(id.stage).iter().map(phase).collect()
@@ -106,7 +105,9 @@ impl Isolated<'_> {
             let n = c.x.nrows();
             match &c.terms {
                 // One chunk a head: threads are busy with heads.
-                Terms::Attention { .. } | Terms::Merge { .. } => piece(0..n, &c.x, &c.terms),
+                Terms::Attention { .. } | Terms::Split { .. } | Terms::Merge { .. } => {
+                    piece(0..n, &c.x, &c.terms)
+                }
                 terms => mla_reference::evaluate::row_chunks(n, ROWS).into_par_iter().for_each(|rows| {
                     let x = c.x.slice(s![rows.clone(), ..]).to_owned();
                     let part = terms.rows(rows.clone());

@@ -108,7 +108,9 @@ impl Basis {
             mde(kind, &m.estimate, self.steps, m.fineness, self.clean, log_alpha)
         };
         let usable = |m: &&Measured| {
-            m.direction == direction && m.head.is_some() == head && (m.fineness == Fineness::Coarse || self.clean)
+            m.direction == direction
+                && m.head.is_some() == head
+                && (m.fineness == Fineness::Coarse || self.clean)
         };
         let all = self.measured.iter().filter(usable).map(size);
         // Of the whole tensor the better test counts; of heads the worst head.
@@ -148,13 +150,16 @@ impl Basis {
             }
             let least = floor(Kind::Global, self.steps, Fineness::Coarse);
             let mend = match size.and_then(|s| rows_needed(self.rows, s, least, promise)) {
-                _ if least >= promise => format!("no number of rows would do: {least:.0e} is left open by the contract"),
+                _ if least >= promise => {
+                    format!("no number of rows would do: {least:.0e} is left open by the contract")
+                }
                 Some(n) if n > self.rows && n < 1_000_000 => {
                     format!("about {n} rows instead of {} would do", self.rows)
                 }
                 _ => "more requests, or contexts with more than one key that matters, would do".into(),
             };
-            let seen = size.map_or("no size is visible".into(), |s| format!("the smallest visible is {s:.1e}"));
+            let seen =
+                size.map_or("no size is visible".into(), |s| format!("the smallest visible is {s:.1e}"));
             why.push(format!("{name}: {seen}, promised is {promise:.0e}; {mend}"));
         };
         hold("gain", power.gain);

@@ -198,7 +198,8 @@ impl Evidence {
         let wide = Self::wide(self.dtype);
         let (sigma, share) = (noise.sigma.row(i), noise.share.row(i));
         let odd = |j: &usize| {
-            !wide || (o[*j] - x[*j]).abs().is_nan()
+            !wide
+                || (o[*j] - x[*j]).abs().is_nan()
                 || (o[*j] - x[*j]).abs() > WIDE * sigma[*j] + self.dtype.spacing(x[*j]) / 2.0
         };
         if wide && matches!(piece.terms, Terms::Attention { lse: false, .. }) {
@@ -485,19 +486,28 @@ pub fn row_name(row: usize, name: Option<RowName>) -> String {
 
 /// Directions of an attention, for some rows of the chunk.
 fn special(terms: &Terms, rows: &[usize], rope: usize, tile: usize) -> Vec<(Direction, Array2<f64>)> {
-    let Terms::Attention { attended, head, lse } = terms else { return Vec::new() };
-    let w = Weighed::new(attended, head, rows);
+    let (w, lse, starts) = match terms {
+        Terms::Attention { attended, head, lse } => {
+            (Weighed::new(attended, head, rows), lse, vec![attended.range.start])
+        }
+        Terms::Split { merged, head, lse } => {
+            let starts = merged.parts.iter().map(|p| p.range.start).collect();
+            (Weighed::split(merged, head, rows), lse, starts)
+        }
+        _ => return Vec::new(),
+    };
     if *lse {
         return vec![
             (Direction::Scale, w.scale_of_lse()),
             (Direction::RopeWeight, w.rope_weight_of_lse(rope)),
         ];
     }
-    let start = attended.range.start;
+    // Tiles count from the first key of their split.
+    let in_split = |t: usize| t - starts.iter().copied().filter(|s| *s <= t).max().unwrap_or(0);
     vec![
         (Direction::Scale, w.scale()),
         (Direction::RopeWeight, w.rope_weight(rope)),
         (Direction::FirstKey, w.tokens(|t| t == 0)),
-        (Direction::TileLast, w.tokens(|t| (t - start) % tile == tile - 1)),
+        (Direction::TileLast, w.tokens(|t| in_split(t) % tile == tile - 1)),
     ]
 }

@@ -93,7 +93,13 @@ pub struct Found {
 type KeySums = BTreeMap<(usize, usize, usize), Vec<(f64, f64)>>;
 
 /// Finds the place of a fault in the rows of one phase. None where the tensor is too large to be mapped.
-pub fn find(of: &Isolated, id: TensorId, tensor: &Tensor, phase: Phase, evidence: &Evidence) -> Option<Found> {
+pub fn find(
+    of: &Isolated,
+    id: TensorId,
+    tensor: &Tensor,
+    phase: Phase,
+    evidence: &Evidence,
+) -> Option<Found> {
     let phases = of.phases(id);
     let rows: Vec<usize> = (0..phases.len()).filter(|r| phases[*r] == phase).collect();
     let at: BTreeMap<usize, usize> = rows.iter().enumerate().map(|(i, r)| (*r, i)).collect();
@@ -139,8 +145,10 @@ pub fn find(of: &Isolated, id: TensorId, tensor: &Tensor, phase: Phase, evidence
     let limit = if by_bound { BEYOND } else { evidence.whole_limit() };
     let (boxes, outside_clean) = boxes(cells, limit);
     let places = boxes.into_iter().map(|(axes, bad, elements)| {
-        let kept = |axis: usize, n: usize| if axes[axis].len() == n { Vec::new() } else { axes[axis].clone() };
-        let parity = [0, 1].into_iter().find(|p| axes[2].iter().all(|g| g % 2 == *p)).filter(|_| cols.width > 1);
+        let kept =
+            |axis: usize, n: usize| if axes[axis].len() == n { Vec::new() } else { axes[axis].clone() };
+        let parity =
+            [0, 1].into_iter().find(|p| axes[2].iter().all(|g| g % 2 == *p)).filter(|_| cols.width > 1);
         let mut blocks: Vec<usize> = axes[2].iter().map(|g| g / 2).collect();
         blocks.dedup();
         let whole = blocks.len() == cols.width.div_ceil(BLOCK);
@@ -326,7 +334,10 @@ mod tests {
 
     /// 32 rows, 8 heads, 16 groups of 8 columns; a fault bad in `bad` of the 8 elements of chosen cells.
     fn cells(bad: u16, at: impl Fn(usize, usize, usize) -> bool) -> Array3<Cell> {
-        Array3::from_shape_fn((32, 8, 16), |(i, j, k)| Cell { bad: if at(i, j, k) { bad } else { 0 }, all: 8 })
+        Array3::from_shape_fn((32, 8, 16), |(i, j, k)| Cell {
+            bad: if at(i, j, k) { bad } else { 0 },
+            all: 8,
+        })
     }
 
     #[test]

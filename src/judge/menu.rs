@@ -42,7 +42,8 @@ pub fn entries(contract: &Contract, stage: Stage, form: Option<Form>) -> Vec<(St
         }
         Stage::AttnIn | Stage::QANormed | Stage::KvCNormed => {
             for cast in [None, Some(DType::Bf16), Some(DType::F16)] {
-                let name = cast.map_or("one rounding".to_string(), |d| format!("cast to {d} before the weight"));
+                let name =
+                    cast.map_or("one rounding".to_string(), |d| format!("cast to {d} before the weight"));
                 add(name, &|c| c.norm_cast = cast);
             }
         }

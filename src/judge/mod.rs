@@ -27,9 +27,9 @@ mod unit;
 mod verdict;
 mod weights;
 
-pub use geometry::{ScalarDifference, compare_scalars};
 pub use conclude::{Budget, Power};
 pub use evidence::Test;
+pub use geometry::{ScalarDifference, compare_scalars};
 pub use session::{Recorder, Session, Settings, expected, stored};
 pub use tally::{Digest, Element, Tally, checksum_weight};
 pub use unit::{Explained, Unit, Which, Worst, origins, overall};

@@ -47,7 +47,8 @@ impl Sample {
         // Narrow pairs: more of them; wide ones: fewer columns of each.
         let wanted = PAIRS.max(ELEMENTS / width);
         let taken = wanted.min(pairs.max(1));
-        let limit = if wanted >= pairs { u64::MAX } else { (u64::MAX / pairs as u64).saturating_mul(taken as u64) };
+        let limit =
+            if wanted >= pairs { u64::MAX } else { (u64::MAX / pairs as u64).saturating_mul(taken as u64) };
         Sample { key, limit, columns: (ELEMENTS / taken).clamp(1, width) }
     }
 
@@ -81,8 +82,10 @@ mod tests {
         assert_eq!(all.columns(5, 0, 64).count(), 64);
         let (rows, heads, width) = (1000, 64, 256);
         let some = Sample::new(1, id, rows * heads, width);
-        let pairs: Vec<_> =
-            (0..rows).flat_map(|r| (0..heads).map(move |h| (r, h))).filter(|(r, h)| some.takes(*r, *h)).collect();
+        let pairs: Vec<_> = (0..rows)
+            .flat_map(|r| (0..heads).map(move |h| (r, h)))
+            .filter(|(r, h)| some.takes(*r, *h))
+            .collect();
         // A binomial number around 256: six standard deviations.
         assert!((160..=352).contains(&pairs.len()), "{}", pairs.len());
         let elements: usize = pairs.iter().map(|(r, h)| some.columns(*r, *h, width).count()).sum();

@@ -303,7 +303,8 @@ impl<'a> Session<'a> {
                 Unit::counted(which, Some(phase), axes, tensor.shape.clone(), tensor.dtype, tally, name);
             unit.odd_limit = evidence.counts_odd().then(|| evidence.whole_limit());
             if beyond > 0 {
-                unit.evidence.push(format!("{beyond} of {elements} elements are beyond what rounding allows"));
+                unit.evidence
+                    .push(format!("{beyond} of {elements} elements are beyond what rounding allows"));
             }
             if evidence.unlikely > 0 {
                 unit.evidence.push(format!(
@@ -325,7 +326,8 @@ impl<'a> Session<'a> {
 /// Dtype in which a contract stores a stage.
 pub fn stored(contract: &Contract, stage: Stage) -> DType {
     match stage {
-        Stage::Lse | Stage::PartO | Stage::PartLse => contract.partials,
+        Stage::PartO => contract.partials,
+        Stage::Lse | Stage::PartLse => contract.lse,
         _ => contract.activations,
     }
 }

@@ -1,6 +1,7 @@
 //! Shared by tests: fixtures, arrays computed by other software, a sink that keeps tensors.
 #![allow(dead_code)]
 
+pub mod real;
 pub mod small;
 
 use mla_check::case::Case;

@@ -21,7 +21,7 @@ use super::{Description, Engine, EngineError, Sink};
 use crate::case::Case;
 use crate::model::Layer;
 use mla_numeric::DType;
-use mla_reference::{Accumulate, Contract, Form, RowSum, Softmax, TileOrder};
+use mla_reference::{Accumulate, Contract, Form, Softmax};
 pub use seams::{Gain, Seams};
 
 /// Keys of a tile where nobody asks for another length.
@@ -92,20 +92,10 @@ impl Engine for CpuEngine {
 
     fn contract(&self) -> Contract {
         Contract {
-            weights: self.dtype,
             norm_weights: DType::F32,
-            activations: self.dtype,
-            partials: DType::F32,
-            accumulate: self.accumulate,
-            norm_cast: None,
-            rope_table: DType::F32,
-            softmax: Softmax {
-                tile: self.tile,
-                order: TileOrder::Forward,
-                p: self.p(),
-                row_sum: RowSum::Unrounded,
-            },
-            splits: self.splits,
+            softmax: Softmax { tile: self.tile, p: self.p(), ..Softmax::exact() },
+            splits: self.splits.into(),
+            ..Contract::usual(self.dtype, self.accumulate)
         }
     }
 

@@ -138,8 +138,11 @@ impl<'a> Run<'a> {
     }
 
     fn stored(&self, stage: Stage) -> DType {
-        let partial = matches!(stage, Stage::PartO | Stage::PartLse | Stage::Lse);
-        if partial { self.contract.partials } else { self.engine.dtype }
+        match stage {
+            Stage::PartO => self.contract.partials,
+            Stage::Lse | Stage::PartLse => self.contract.lse,
+            _ => self.engine.dtype,
+        }
     }
 
     /// A deliberate gain on this stage.
@@ -434,7 +437,7 @@ impl<'a> Run<'a> {
                 }
             };
             // Rows that are not split are one split of all keys.
-            let splits = if parts { self.contract.splits } else { 1 };
+            let splits = if parts { self.contract.splits } else { 1.into() };
             let ranges = Contract { splits, ..self.contract }.split_ranges(seq.keys());
             for (split, keys) in ranges.into_iter().enumerate() {
                 let first_row = if parts { split * decode_rows + index } else { rows.start };

@@ -24,7 +24,7 @@ p-values, with z = (|β̂| − β0)/max(se_m, se_c) and "clean" = casts emulated
 use super::score::Fineness;
 use super::tail::{log_normal, log_student};
 use mla_numeric::U;
-use mla_reference::attention::{Attended, Head, part, weigh};
+use mla_reference::attention::{Attended, Head, Merged, part, weigh};
 use mla_reference::product::{Strided, product};
 use ndarray::{Array2, Axis, s};
 use std::f64::consts::LN_2;
@@ -187,7 +187,29 @@ pub struct Weighed<'a, 'h> {
 impl<'a, 'h> Weighed<'a, 'h> {
     /// These rows of an attention.
     pub fn new(a: &Attended, head: &'a Head<'h>, rows: &[usize]) -> Weighed<'a, 'h> {
-        let mut s = a.s.select(Axis(0), rows);
+        Weighed::of(a.s.select(Axis(0), rows), &a.x, a.range.clone(), head, rows)
+    }
+
+    /// These rows of an attention whose splits are merged inside.
+    pub fn split(m: &Merged, head: &'a Head<'h>, rows: &[usize]) -> Weighed<'a, 'h> {
+        let start = m.parts.iter().map(|p| p.range.start).min().unwrap_or(0);
+        let end = m.parts.iter().map(|p| p.range.end).max().unwrap_or(start);
+        // A key of no split is as good as masked.
+        let mut s = Array2::from_elem((rows.len(), end - start), f64::NEG_INFINITY);
+        for part in &m.parts {
+            let keys = part.range.start - start..part.range.end - start;
+            s.slice_mut(s![.., keys]).assign(&part.s.select(Axis(0), rows));
+        }
+        Weighed::of(s, &m.x, start..end, head, rows)
+    }
+
+    fn of(
+        mut s: Array2<f64>,
+        x: &Array2<f64>,
+        range: std::ops::Range<usize>,
+        head: &'a Head<'h>,
+        rows: &[usize],
+    ) -> Weighed<'a, 'h> {
         let mut p = s.clone();
         for mut row in p.rows_mut() {
             let most = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -200,8 +222,7 @@ impl<'a, 'h> Weighed<'a, 'h> {
             }
         }
         s.mapv_inplace(|s| if s.is_finite() { s } else { 0.0 });
-        let x = a.x.select(Axis(0), rows);
-        Weighed { p, s, x, q: head.q.select(Axis(0), rows), head, range: a.range.clone() }
+        Weighed { p, s, x: x.select(Axis(0), rows), q: head.q.select(Axis(0), rows), head, range }
     }
 
     /// Keys and values of the range.
@@ -279,6 +300,11 @@ fn all<'a, 'h>(a: &Attended, head: &'a Head<'h>) -> Weighed<'a, 'h> {
 /// ∂x/∂ln scale of all rows.
 pub fn scale(a: &Attended, head: &Head) -> Array2<f64> {
     all(a, head).scale()
+}
+
+/// The same of an attention whose splits are merged inside.
+pub fn scale_split(m: &Merged, head: &Head) -> Array2<f64> {
+    Weighed::split(m, head, &(0..m.x.nrows()).collect::<Vec<_>>()).scale()
 }
 
 /// ∂x by a factor on the rope part of the scores, of all rows.

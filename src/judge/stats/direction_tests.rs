@@ -2,13 +2,14 @@
 
 use super::*;
 use approx::assert_relative_eq;
-use mla_reference::Contract;
-use mla_reference::attention::{attend, strided};
+use mla_reference::attention::{attend, attend_split, strided};
+use mla_reference::{Contract, KeyStats};
 
 struct Data {
     q: Array2<f64>,
     k: Array2<f64>,
     v: Array2<f64>,
+    stats: KeyStats,
 }
 
 fn data() -> Data {
@@ -17,11 +18,13 @@ fn data() -> Data {
         q: Array2::from_shape_fn((3, 4), |(i, j)| f(i + 2, j)),
         k: Array2::from_shape_fn((9, 4), |(i, j)| f(i, j + 1)),
         v: Array2::from_shape_fn((9, 5), |(i, j)| f(j, i)),
+        stats: KeyStats::default(),
     }
 }
 
 fn head<'a>(d: &'a Data, scale: f64) -> Head<'a> {
-    Head { q: d.q.view(), k: strided(&d.k), v: strided(&d.v), visible: &[5, 8, 9], scale }
+    let (q, k, v) = (d.q.view(), strided(&d.k), strided(&d.v));
+    Head { q, k, v, visible: &[5, 8, 9], scale, stats: &d.stats }
 }
 
 /// (f(h) − f(−h))/2h of attention under a change.
@@ -43,11 +46,14 @@ fn directions_are_derivatives_of_the_attention() {
     let at = |scale| attend(&head(&d, scale), 0..9, &c);
     let a = at(0.7);
     same(&scale(&a, &head(&d, 0.7)), &derivative(|h| at(0.7 * (1.0 + h)).x));
+    // Splits that are merged inside change nothing of it.
+    let merged = attend_split(&head(&d, 0.7), &[0..4, 4..6, 6..9], &c);
+    same(&scale_split(&merged, &head(&d, 0.7)), &scale(&a, &head(&d, 0.7)));
 
     let rope = |h: f64| {
         let mut k = d.k.clone();
         k.slice_mut(s![.., 2..]).mapv_inplace(|v| v * (1.0 + h));
-        let d = Data { q: d.q.clone(), k, v: d.v.clone() };
+        let d = Data { q: d.q.clone(), k, v: d.v.clone(), stats: KeyStats::default() };
         attend(&head(&d, 0.7), 0..9, &c).x
     };
     same(&rope_weight(&a, &head(&d, 0.7), 2), &derivative(rope));

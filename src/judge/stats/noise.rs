@@ -8,27 +8,39 @@ accumulator that rounds to nearest keeps while a truncating one drifts and multi
 - **Product**: σ = κu√n·‖a‖‖w‖/√K; κ = 0.35 to nearest, 0.35√n truncating.
 - **RMSNorm**: σ = |y|(2^-22.4 + 4u)/2, half its bound without the sum. A declared cast of the normalised value
   turns its relative error of about 2⁻²³ into flips of a share 0.8·2⁻²³·2^p, p the bits of its significand.
-- **RoPE**: σ = u·max|x| of the row.
+- **RoPE**: σ = u·max|x| of the row, of |a·cos| + |b·sin| where x is not at hand. Declared casts of the two products:
+  flips of a share 2·0.8·2⁻²⁴·2^p.
 - **Attention**, P's cast emulated; v and x divided by c_j, v̄²_t the mean of v_tj² over columns:
   `σ_i² = (κu)² n max(Σ P_t² v̄²_t, mean_j x²) + Σ_t Pr(flip_t) (ulp(p_t) w_t/l)² v̄²_t`, κ = 0.4 to nearest,
   0.24√n truncating. Pr(flip) ≈ ½exp(−0.717z − 0.416z²), a normal tail, where z is the distance of p from
   the middle between two values of its cast in units of ε̂p, and
   `ε̂ = 1.2√n_k u L + (2 + 0.25 n_k) u max|s| + 2^-22.5/√3`, the standard deviation of p's relative error:
   the score's sum, with L = scale·‖q‖·rms‖k‖/√D; roundings of scale, maximum and difference and the drift
-  of the largest score (0.25 n_k only where it is truncated); the exponential.
+  of the largest score (0.25 n_k only where it is truncated); the exponential. In pairs of tiles each half of the
+  columns has its own flips. A P whose cast is not emulated: Σ (ulp(p_t) w_t/l)² v̄²_t/12 in their place. A cast of
+  scores: Σ min(1, 0.8σ_s/ulp(s_t)) (P_t ulp(s_t))² v̄²_t, σ_s = 1.2√n_k u L.
+- **Splits merged inside**: the same over all keys, with weights W_s P_t. Partials of 16 bits besides: a cast keeps
+  E|error| and makes E error² = E|error|·ulp, so with a_s = 0.8σ_s c_j of part s alone the variance grows by
+  Σ W_s² a_s ulp(x_s), for states that are cast again by Σ W_g² a_g ulp(y_g), a_g = Σ (W_s/W_g) a_s; and the share of
+  flips by Σ W_s a_s/ulp(x), since a rare step of a whole ulp has a large σ and flips little.
+- **lse**: `σ² = ε̂² + (tile + 2T/tile + 5)u²/3 + (2u|lse|)²/3 + Σ_t Pr(flip_t) (ulp(p_t) w_t/l)²`, the last where the
+  row sum takes cast p: errors of p that all keys share, the sum, the logarithm.
+- **Merge**: `σ = (2^-22.5 + 2u(spread + 1) + √splits·u)/√3 · Σ W|o|`; lse: that without Σ W|o|, and 2u|lse|/√3.
 
-An element flips with the probability 0.8σ/ulp(x). A float64 accumulator has no noise. Partials are stages of
-their own here and get the noise of an attention over their range.
+An element flips with the probability 0.8σ/ulp(x). A float64 accumulator has no noise.
 */
 
 use mla_numeric::{DType, U};
-use mla_reference::attention::{Attended, Head, part};
-use mla_reference::rows::dense;
-use mla_reference::{Accumulate, Contract};
-use ndarray::{Array2, ArrayView2};
+use mla_reference::attention::{Attended, Group, Head, Joined, Merged};
+use mla_reference::key_stats::{RangeStats, relative as factors};
+use mla_reference::{Accumulate, Contract, RowSum, Terms};
+use ndarray::{Array2, ArrayView1, ArrayView2};
+use std::ops::Range;
 
-/// Factor of a column that holds nothing: divides by no zero, and weighs nothing.
-const EMPTY: f64 = 1e-30;
+/// Standard deviation of an exponential's relative error: uniform within 2^-22.5.
+fn exponential() -> f64 {
+    f64::powf(2.0, -22.5) / 3f64.sqrt()
+}
 
 /// What statistics need of a tensor beside its reference; `[rows, columns]` each.
 #[derive(Clone, Debug)]
@@ -56,12 +68,6 @@ fn rms(of: impl ExactSizeIterator<Item = f64>) -> f64 {
     (of.map(|v| v * v).sum::<f64>() / n).sqrt()
 }
 
-/// Sizes of columns divided by their own root mean square.
-fn factors(sizes: Vec<f64>) -> Vec<f64> {
-    let all = rms(sizes.iter().copied());
-    sizes.into_iter().map(|c| if c > 0.0 { c / all } else { EMPTY }).collect()
-}
-
 /// c_j = rms_t(v_tj), divided by the rms of these: the size of each column of values.
 pub fn column_factors(v: ArrayView2<f64>) -> Vec<f64> {
     factors(v.columns().into_iter().map(|c| rms(c.iter().copied())).collect())
@@ -78,9 +84,44 @@ pub fn row_ulp(dtype: DType, x: ArrayView2<f64>, factors: &[f64]) -> Array2<f64>
 fn spread(accumulate: Accumulate, n: f64, nearest: f64, cut: f64) -> f64 {
     match accumulate {
         Accumulate::Exact => 0.0,
-        Accumulate::Rn { .. } => nearest * U * n.sqrt(),
-        Accumulate::Mma { .. } => cut * U * n,
+        a if a.drifts() => cut * U * n,
+        _ => nearest * U * n.sqrt(),
     }
+}
+
+/// Noise of a chunk of a stage stored in `dtype`, whatever the stage. `x`: its value before the final rounding.
+pub fn of(contract: &Contract, terms: &Terms, x: ArrayView2<f64>, dtype: DType) -> Noise {
+    match terms {
+        Terms::Copy => even(dtype, x, |_| 0.0, 0.0),
+        Terms::Product { a_norms, w_norms, .. } if a_norms.is_empty() || w_norms.is_empty() => {
+            even(dtype, x, |_| 0.0, 0.0)
+        }
+        Terms::Product { len, a_norms, w_norms, .. } => {
+            product(dtype, contract.accumulate, *len, (a_norms, w_norms), x)
+        }
+        Terms::Norm { gamma, .. } => norm(dtype, contract.norm_cast, gamma, x),
+        Terms::Rope { size, first, .. } => turned(dtype, contract.rope_products, size.view(), *first, x),
+        Terms::Attention { attended, head, lse: false } => attention(dtype, contract, attended, head),
+        Terms::Attention { attended, head, lse: true } => attention_lse(dtype, contract, attended, head),
+        Terms::Split { merged, head, lse: false } => split(dtype, contract, merged, head),
+        Terms::Split { merged, head, lse: true } => split_lse(dtype, contract, merged, head),
+        Terms::Merge { spread, size, splits, lse } => {
+            let n = *splits as f64;
+            let weight = |i: usize| {
+                (exponential() * 3f64.sqrt() + 2.0 * U * (spread[i] + 1.0) + n.sqrt() * U) / 3f64.sqrt()
+            };
+            let sigma = |(i, j): (usize, usize)| match lse {
+                true => weight(i).hypot(2.0 * U * x[[i, j]].abs() / 3f64.sqrt()),
+                false => weight(i) * size[[i, j]],
+            };
+            even(dtype, x, sigma, n + 2.0)
+        }
+    }
+}
+
+/// Noise of columns of one size.
+fn even(dtype: DType, x: ArrayView2<f64>, sigma: impl Fn((usize, usize)) -> f64, steps: f64) -> Noise {
+    Noise::new(dtype, x, Array2::from_shape_fn(x.dim(), sigma), &vec![1.0; x.ncols()], steps)
 }
 
 /// A product of rows of norms `a` with weight rows of norms `w`, each of `len` terms.
@@ -91,7 +132,7 @@ pub fn product(
     (a, w): (&[f64], &[f64]),
     x: ArrayView2<f64>,
 ) -> Noise {
-    let n = accumulate.roundings(len) as f64;
+    let n = accumulate.steps(len) as f64;
     let k = spread(accumulate, n, 0.35, 0.35) / (len.max(1) as f64).sqrt();
     let sigma = Array2::from_shape_fn(x.dim(), |(i, j)| k * a[i] * w[j]);
     Noise::new(dtype, x, sigma, &factors(w.to_vec()), n)
@@ -117,6 +158,26 @@ pub fn rope(dtype: DType, x: ArrayView2<f64>, y: ArrayView2<f64>) -> Noise {
     Noise::new(dtype, y, sigma, &vec![1.0; y.ncols()], 3.0)
 }
 
+/// A rotation from the sizes |a·cos| + |b·sin| of its terms; columns before `first` are copies.
+fn turned(
+    dtype: DType,
+    cast: Option<DType>,
+    size: ArrayView2<f64>,
+    first: usize,
+    y: ArrayView2<f64>,
+) -> Noise {
+    let largest: Vec<f64> =
+        size.rows().into_iter().map(|r| r.iter().skip(first).fold(0.0, |m: f64, v| m.max(*v))).collect();
+    let mut noise = even(dtype, y, |(i, j)| if j < first { 0.0 } else { U * largest[i] }, 3.0);
+    if let Some(cast) = cast {
+        let flips = 2.0 * 0.8 * f64::powi(2.0, cast.precision() as i32 - 24);
+        noise.share.columns_mut().into_iter().skip(first).for_each(|mut column| {
+            column.mapv_inplace(|s| (s + flips).min(1.0));
+        });
+    }
+    noise
+}
+
 /// True probabilities, without the contract's casts: p·w over its sum, `[rows, range]`.
 pub fn probabilities(a: &Attended) -> Array2<f64> {
     let mut p = &a.p * &a.w;
@@ -131,63 +192,251 @@ pub fn probabilities(a: &Attended) -> Array2<f64> {
 
 /// Roundings of an attention over `keys` keys: those of P·V and three a tile for rescaling.
 pub fn steps(contract: &Contract, keys: usize) -> f64 {
-    let n = contract.accumulate.roundings(keys) + 3 * contract.tiles(0..keys).len();
+    let n = contract.accumulate.steps(keys) + 3 * contract.tiles(0..keys).len();
     if contract.accumulate == Accumulate::Exact { 0.0 } else { n as f64 }
+}
+
+/// Standard deviation of the sum of a score, 1.2√n_k u L, and of the relative error of its p, ε̂.
+#[derive(Clone, Copy, Debug, Default)]
+struct OfP {
+    score: f64,
+    p: f64,
+}
+
+fn of_p(contract: &Contract, head: &Head, key_rms: f64, i: usize, largest: f64) -> OfP {
+    if contract.accumulate == Accumulate::Exact {
+        return OfP::default();
+    }
+    let n = contract.accumulate.steps(head.k.cols) as f64;
+    let drift = if contract.accumulate.drifts() { 0.25 * n } else { 0.0 };
+    // rms over keys of their norms, over √D: rms over all their elements.
+    let size = head.scale.abs() * rms(head.q.row(i).iter().copied()) * (head.k.cols as f64).sqrt() * key_rms;
+    let score = 1.2 * n.sqrt() * U * size;
+    OfP { score, p: score + (2.0 + drift) * U * largest + exponential() }
+}
+
+fn largest(s: ArrayView1<f64>) -> f64 {
+    s.iter().filter(|s| s.is_finite()).fold(0.0, |m: f64, s| m.max(s.abs()))
 }
 
 /// ε̂: standard deviation of the relative error of p, for each row.
 pub fn p_noise(a: &Attended, head: &Head, contract: &Contract) -> Vec<f64> {
-    let width = head.k.cols as f64;
-    let n = contract.accumulate.roundings(head.k.cols) as f64;
-    let drift = match contract.accumulate {
-        Accumulate::Exact => return vec![0.0; a.x.nrows()],
-        Accumulate::Rn { .. } => 0.0,
-        Accumulate::Mma { .. } => 0.25 * n,
-    };
-    let keys = dense(&part(&head.k, a.range.clone()), 0..a.range.len(), false);
-    // rms over keys of their norms, over √D: rms over all their elements.
-    let key = rms(keys.iter().copied());
-    let row = |(q, s): (ndarray::ArrayView1<f64>, ndarray::ArrayView1<f64>)| {
-        let size = head.scale.abs() * rms(q.iter().copied()) * width.sqrt() * key;
-        let largest = s.iter().filter(|s| s.is_finite()).fold(0.0, |m: f64, s| m.max(s.abs()));
-        1.2 * n.sqrt() * U * size + (2.0 + drift) * U * largest + f64::powf(2.0, -22.5) / 3f64.sqrt()
-    };
-    head.q.rows().into_iter().zip(a.s.rows()).map(row).collect()
+    let stats = head.stats.range(head, a.range.clone());
+    (0..a.x.nrows()).map(|i| of_p(contract, head, stats.key_rms, i, largest(a.s.row(i))).p).collect()
 }
 
 /// Pr(flip) of a cast of `p` whose standard deviation is `by`.
 fn flip_probability(cast: DType, p: f64, by: f64) -> f64 {
     let tie = cast.spacing(p) / 2.0 - (p - cast.round(p)).abs();
-    let z = tie / by;
-    if z < 6.0 { 0.5 * libm::exp(-0.717 * z - 0.416 * z * z) } else { 0.0 }
+    if tie < 6.0 * by {
+        let z = tie / by;
+        0.5 * libm::exp(-0.717 * z - 0.416 * z * z)
+    } else {
+        0.0
+    }
 }
 
-/// An attention over a range of keys, P's cast emulated; `dtype`: the output's.
+/// Σ_t Pr(flip_t)(ulp(p_t) w_t/l)² size_t of one row of a group; of a cast that is not emulated 1/12 for Pr.
+fn flips(contract: &Contract, g: &Group, i: usize, l: f64, by: f64, size: impl Fn(usize) -> f64) -> f64 {
+    let soft = &contract.softmax;
+    let Some(cast) = soft.p.filter(|_| l > 0.0 && (by > 0.0 || !soft.emulate)) else { return 0.0 };
+    let mut sum = 0.0;
+    for (t, (&p, w)) in g.p.row(i).iter().zip(g.w.row(i)).enumerate() {
+        // The cast of a weight that underflowed moves nothing.
+        if p > f64::MIN_POSITIVE {
+            let often = if soft.emulate { flip_probability(cast, p, by * p) } else { 1.0 / 12.0 };
+            if often > 0.0 {
+                let moved = cast.spacing(p) * w / l;
+                sum += often * moved * moved * size(t);
+            }
+        }
+    }
+    sum
+}
+
+/// Variances of one row of a part alone, in columns divided by their factors; without the accumulator's.
+struct Variances {
+    /// Σ P² v̄².
+    squares: f64,
+    /// Of score casts.
+    scores: f64,
+    /// Of flips, for each group of columns.
+    flips: Vec<f64>,
+}
+
+/// Variances of the rows of a part; `keys`: of the range from `first` on that it lies in.
+fn variances(contract: &Contract, a: &Attended, keys: (&RangeStats, usize), by: &[OfP]) -> Vec<Variances> {
+    let at = a.range.start - keys.1;
+    let v2 = keys.0.squares.get(at..at + a.range.len()).unwrap_or_default();
+    let groups = a.groups();
+    let row = |i: usize| {
+        let (mut squares, mut scores, mut total) = (0.0, 0.0, 0.0);
+        for (t, (p, w)) in a.p.row(i).iter().zip(a.w.row(i)).enumerate() {
+            let p = p * w;
+            total += p;
+            squares += p * p * v2[t];
+            if contract.softmax.casts_scores() && p > 0.0 {
+                let step = contract.activations.spacing(a.s[[i, t]]);
+                scores += (0.8 * by[i].score / step).min(1.0) * (p * step).powi(2) * v2[t];
+            }
+        }
+        let whole = if total > 0.0 { total * total } else { 1.0 };
+        let of = groups.iter().map(|g| flips(contract, g, i, a.l[i], by[i].p, |t| v2[t])).collect();
+        Variances { squares: squares / whole, scores: scores / whole, flips: of }
+    };
+    (0..a.x.nrows()).map(row).collect()
+}
+
+/// mean_j (x_j/c_j)².
+fn scaled(row: ArrayView1<f64>, factors: &[f64]) -> f64 {
+    rms(row.iter().zip(factors).map(|(v, c)| v / c)).powi(2)
+}
+
+/// An attention over a range of keys, P's cast emulated or not; `dtype`: the output's.
 pub fn attention(dtype: DType, contract: &Contract, a: &Attended, head: &Head) -> Noise {
-    let v = dense(&part(&head.v, a.range.clone()), 0..a.range.len(), false);
-    let factors = column_factors(v.view());
-    let scaled = |row: ndarray::ArrayView1<f64>| rms(row.iter().zip(&factors).map(|(v, c)| v / c)).powi(2);
-    let v2: Vec<f64> = v.rows().into_iter().map(scaled).collect();
-    let n = steps(contract, a.range.len());
+    let weight = Array2::ones((1, a.x.nrows()));
+    over(dtype, contract, std::slice::from_ref(a), weight.view(), (a.x.view(), a.range.clone()), head)
+}
+
+/// An attention whose splits are merged inside; `dtype`: the output's.
+pub fn split(dtype: DType, contract: &Contract, m: &Merged, head: &Head) -> Noise {
+    let all = spanned(m);
+    let mut noise = over(dtype, contract, &m.parts, m.weights.view(), (m.x.view(), all.clone()), head);
+    if let Some(cast) = contract.part_cast().filter(|_| m.parts.len() > 1) {
+        narrow_partials(&mut noise, (dtype, cast), contract, m, head);
+    }
+    noise
+}
+
+/// All keys of all parts.
+fn spanned(m: &Merged) -> Range<usize> {
+    let start = m.parts.iter().map(|p| p.range.start).min().unwrap_or(0);
+    start..m.parts.iter().map(|p| p.range.end).max().unwrap_or(start)
+}
+
+fn errors_of_p(contract: &Contract, parts: &[Attended], keys: &RangeStats, head: &Head) -> Vec<OfP> {
+    let row = |i: usize| {
+        let most = parts.iter().map(|a| largest(a.s.row(i))).fold(0.0, f64::max);
+        of_p(contract, head, keys.key_rms, i, most)
+    };
+    (0..head.q.nrows()).map(row).collect()
+}
+
+/// Parts with weights W `[parts, rows]`, merged to `x` over all `keys` without narrow casts.
+fn over(
+    dtype: DType,
+    contract: &Contract,
+    parts: &[Attended],
+    weights: ArrayView2<f64>,
+    (x, range): (ArrayView2<f64>, Range<usize>),
+    head: &Head,
+) -> Noise {
+    let keys = head.stats.range(head, range.clone());
+    let by = errors_of_p(contract, parts, &keys, head);
+    let n: f64 = parts.iter().map(|a| steps(contract, a.range.len())).sum();
     let k = spread(contract.accumulate, n, 0.4, 0.24);
-    let by = p_noise(a, head, contract);
-    let probable = probabilities(a);
-    let mut sigma = Array2::zeros(a.x.dim());
+    let own: Vec<Vec<Variances>> =
+        parts.iter().map(|a| variances(contract, a, (&keys, range.start), &by)).collect();
+    let columns: Vec<Range<usize>> =
+        parts.first().map(|a| a.groups().into_iter().map(|g| g.columns).collect()).unwrap_or_default();
+    let mut sigma = Array2::zeros(x.dim());
     for (i, mut row) in sigma.rows_mut().into_iter().enumerate() {
-        let summed: f64 = probable.row(i).iter().zip(&v2).map(|(p, v2)| p * p * v2).sum();
-        let mut variance = k * k * summed.max(scaled(a.x.row(i)));
-        if let (Some(cast), true) = (contract.softmax.p, a.l[i] > 0.0 && by[i] > 0.0) {
-            for (t, &p) in a.p.row(i).iter().enumerate() {
-                // The cast of a weight that underflowed moves nothing.
-                if p > f64::MIN_POSITIVE {
-                    let moved = cast.spacing(p) * a.w[[i, t]] / a.l[i];
-                    variance += flip_probability(cast, p, by[i] * p) * moved * moved * v2[t];
+        let sum = |f: &dyn Fn(&Variances) -> f64| -> f64 {
+            own.iter().enumerate().map(|(s, v)| weights[[s, i]].powi(2) * f(&v[i])).sum()
+        };
+        let base = k * k * sum(&|v| v.squares).max(scaled(x.row(i), &keys.factors)) + sum(&|v| v.scores);
+        for (g, columns) in columns.iter().enumerate() {
+            let deviation = (base + sum(&|v| v.flips[g])).sqrt();
+            for j in columns.clone() {
+                row[j] = deviation * keys.factors[j];
+            }
+        }
+    }
+    Noise::new(dtype, x, sigma, &keys.factors, n)
+}
+
+/// What casts of partial results to `cast` add.
+fn narrow_partials(
+    noise: &mut Noise,
+    (dtype, cast): (DType, DType),
+    contract: &Contract,
+    m: &Merged,
+    head: &Head,
+) {
+    let range = spanned(m);
+    let keys = head.stats.range(head, range.clone());
+    let by = errors_of_p(contract, &m.parts, &keys, head);
+    let mut more = Array2::<f64>::zeros(m.x.dim());
+    for Joined { parts, x: y, weight, .. } in &m.states {
+        // W_g a_g.
+        let mut size = Array2::<f64>::zeros(m.x.dim());
+        for &s in parts {
+            let a = &m.parts[s];
+            let n = steps(contract, a.range.len());
+            let k = spread(contract.accumulate, n, 0.4, 0.24);
+            for (i, v) in variances(contract, a, (&keys, range.start), &by).into_iter().enumerate() {
+                let w = m.weights[[s, i]];
+                let variance = k * k * v.squares.max(scaled(a.x.row(i), &keys.factors))
+                    + v.flips.first().unwrap_or(&0.0);
+                for (j, c) in keys.factors.iter().enumerate() {
+                    let mean = 0.8 * variance.sqrt() * c;
+                    more[[i, j]] += w * w * mean * cast.spacing(a.x[[i, j]]);
+                    size[[i, j]] += w * mean;
                 }
             }
         }
-        row.iter_mut().zip(&factors).for_each(|(s, c)| *s = variance.sqrt() * c);
+        for ((i, j), size) in size.indexed_iter() {
+            if contract.merge_groups.is_some() && parts.len() > 1 {
+                more[[i, j]] += weight[i] * size * cast.spacing(y[[i, j]]);
+            }
+            noise.share[[i, j]] = (noise.share[[i, j]] + size / dtype.spacing(m.x[[i, j]])).min(1.0);
+        }
     }
-    Noise::new(dtype, a.x.view(), sigma, &factors, n)
+    noise.sigma.zip_mut_with(&more, |s, more| *s = (*s * *s + more).sqrt());
+}
+
+/// The lse of an attention over a range of keys.
+pub fn attention_lse(dtype: DType, contract: &Contract, a: &Attended, head: &Head) -> Noise {
+    let ones = Array2::ones((1, a.x.nrows()));
+    lse(dtype, contract, std::slice::from_ref(a), ones.view(), (&a.lse, a.range.clone()), head)
+}
+
+/// The lse of an attention whose splits are merged inside.
+pub fn split_lse(dtype: DType, contract: &Contract, m: &Merged, head: &Head) -> Noise {
+    lse(dtype, contract, &m.parts, m.weights.view(), (&m.lse, spanned(m)), head)
+}
+
+fn lse(
+    dtype: DType,
+    contract: &Contract,
+    parts: &[Attended],
+    weights: ArrayView2<f64>,
+    (lse, range): (&[f64], Range<usize>),
+    head: &Head,
+) -> Noise {
+    let keys = head.stats.range(head, range.clone());
+    let by = errors_of_p(contract, parts, &keys, head);
+    let tiles: usize = parts.iter().map(|a| contract.tiles(0..a.range.len()).len()).sum();
+    let tile = contract.tiles(0..range.len()).first().map_or(1, |t| t.len());
+    let sum = (tile + 2 * tiles + 5 * parts.len()) as f64 * U * U / 3.0;
+    let exact = contract.accumulate == Accumulate::Exact;
+    let sigma = |(i, _): (usize, usize)| {
+        if exact || !lse[i].is_finite() {
+            return 0.0;
+        }
+        let mut variance = by[i].p.powi(2) + sum + (2.0 * U * lse[i]).powi(2) / 3.0;
+        if contract.softmax.row_sum == RowSum::Rounded {
+            for (s, a) in parts.iter().enumerate() {
+                let moved: f64 =
+                    a.groups().first().map_or(0.0, |g| flips(contract, g, i, a.l[i], by[i].p, |_| 1.0));
+                variance += weights[[s, i]].powi(2) * moved;
+            }
+        }
+        variance.sqrt()
+    };
+    let x = Array2::from_shape_fn((lse.len(), 1), |(i, _)| lse[i]);
+    let steps = parts.iter().map(|a| steps(contract, a.range.len())).sum();
+    even(dtype, x.view(), sigma, steps)
 }
 
 #[cfg(test)]
@@ -195,6 +444,7 @@ mod tests {
     use super::super::tail::log_normal;
     use super::*;
     use approx::assert_relative_eq;
+    use mla_reference::KeyStats;
     use mla_reference::attention::{attend, strided};
     use ndarray::array;
 
@@ -249,7 +499,14 @@ mod tests {
         let tie = 0.5 + f64::powi(2.0, -9);
         let k = array![[0.0], [tie.ln()]];
         let (q, v) = (array![[1.0]], array![[1.0, 1.0], [3.0, 3.0]]);
-        let head = Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &[2], scale: 1.0 };
+        let head = Head {
+            q: q.view(),
+            k: strided(&k),
+            v: strided(&v),
+            visible: &[2],
+            scale: 1.0,
+            stats: &KeyStats::default(),
+        };
         let mut c = Contract { accumulate: MMA, ..Contract::exact() };
         let base = attention(DType::Bf16, &c, &attend(&head, 0..2, &c), &head).sigma[[0, 0]];
         c.softmax.p = Some(DType::Bf16);
