@@ -63,7 +63,7 @@ pub fn main(args: &CalibrateArgs, out: &mut Output) -> Result<u8, Failure> {
     let base = Options { engine: judged_engine(args.engine)?, budget, ..Options::default() };
     let models: Vec<Model> =
         args.models.iter().map(|m| Model::open(m)).collect::<Result<_, _>>().map_err(Failure::input)?;
-    for m in models.iter().filter(|m| m.mla_layers().is_empty()) {
+    if let Some(m) = models.iter().find(|m| m.mla_layers().is_empty()) {
         let what = "no layer of this file has MLA attention";
         return Err(Failure::Input(format!("{what}\n  where: {}\n  do: choose another file", m.file())));
     }

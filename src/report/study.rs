@@ -78,7 +78,7 @@ fn family(out: &mut String, f: &Family, wide: usize) {
     for Below { count, share, most, .. } in &f.below {
         let _ = write!(out, " {count:>8} {:>8} {most:>8}", format!("{share:.1e}"));
     }
-    let smallest = f.smallest_log10.map_or("-".to_string(), |l| power_of_ten(l));
+    let smallest = f.smallest_log10.map_or("-".to_string(), power_of_ten);
     let run = f.smallest.as_ref().map_or("-".to_string(), |r| r.run.to_string());
     let _ = writeln!(out, " {smallest:>9} {run:>6}{}", if f.holds() { "" } else { "  MISSED" });
 }

@@ -8,9 +8,10 @@ the end of a layer. A gate rejects a run when it rejects any of the tensors at w
 Rules as published (g: engine, r: reference):
 
 - cosine: Σgr / √(Σg²Σr²) < 0.99 (SGLang, grouped against ungrouped attention);
-- NMSE: Σ(g − r)² / Σr² > 5e-4 (ggml's test-backend-ops, MUL_MAT and FLASH_ATTN_EXT);
+- nmse: Σ(g − r)² / Σr² > 5e-4 (ggml's test-backend-ops, MUL_MAT and FLASH_ATTN_EXT);
 - allclose: any |g − r| > 1e-2 + 1e-2·|r| (FlashInfer, MLA);
-- FlashMLA: any |g − r| ≥ 8e-4 that is also ≥ 2.01/128 of |r|, or 1 − 2Σgr/Σ(g² + r²) > 5e-6.
+- flashmla: any |g − r| ≥ 8e-4 that is also ≥ 2.01/128 of |r|, or 1 − 2Σgr/Σ(g² + r²) > 5e-6; of an lse any
+  |g − r| ≥ 1e-6 that is also ≥ 8.01/65536 of |r|, and no sum.
 
 Elements that are not finite must agree in kind; else every gate rejects.
 */
@@ -19,9 +20,10 @@ use super::subjects::Subject;
 use crate::engine::SinkError;
 use crate::judge::Recorder;
 use crate::trace::{Tensor, TensorId};
+use mla_reference::Stage;
 
 /// Names of the gates, in the order of columns.
-pub const GATES: [&str; 4] = ["cosine 0.99", "NMSE 5e-4", "allclose 1e-2", "FlashMLA"];
+pub const GATES: [&str; 4] = ["cosine", "nmse", "allclose", "flashmla"];
 
 /// Sums that the gates need.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,6 +34,7 @@ pub struct Sums {
     dd: f64,
     far: bool,
     far_flashmla: bool,
+    far_lse: bool,
     unlike: bool,
 }
 
@@ -49,10 +52,11 @@ impl Sums {
         self.dd += d * d;
         self.far |= d > 1e-2 + 1e-2 * r.abs();
         self.far_flashmla |= d >= 8e-4 && d >= 2.01 / 128.0 * r.abs();
+        self.far_lse |= d >= 1e-6 && d >= 8.01 / 65_536.0 * r.abs();
     }
 
-    /// Which gates reject, in the order of [`GATES`].
-    pub fn rejected(&self) -> [bool; GATES.len()] {
+    /// Which gates reject a tensor, an lse or another one, in the order of [`GATES`].
+    pub fn rejected(&self, lse: bool) -> [bool; GATES.len()] {
         if self.unlike {
             return [true; GATES.len()];
         }
@@ -68,7 +72,7 @@ impl Sums {
             reject(cosine >= 0.99),
             reject(self.dd <= 5e-4 * self.rr),
             self.far,
-            self.far_flashmla || reject(like <= 5e-6),
+            if lse { self.far_lse } else { self.far_flashmla || reject(like <= 5e-6) },
         ]
     }
 }
@@ -103,7 +107,7 @@ impl Recorder for Watch<'_> {
             reference.read(row, 0..engine.cols, &mut r);
             g.iter().zip(&r).for_each(|(g, r)| sums.add(*g, *r));
         }
-        let found = sums.rejected();
+        let found = sums.rejected(matches!(id.stage, Stage::Lse | Stage::PartLse));
         for (_, all) in self.subjects.iter_mut().filter(|(s, _)| s.stages.contains(&id.stage)) {
             all.iter_mut().zip(found).for_each(|(all, this)| *all |= this);
         }
@@ -118,7 +122,7 @@ mod tests {
     fn rejected(pairs: impl Iterator<Item = (f64, f64)>) -> [bool; 4] {
         let mut s = Sums::default();
         pairs.for_each(|(g, r)| s.add(g, r));
-        s.rejected()
+        s.rejected(false)
     }
 
     /// A gain of e: NMSE e², cosine none, allclose beyond 1e-2·(1 + 1/|r|), FlashMLA's difference e²/2 to first order.
@@ -134,10 +138,20 @@ mod tests {
         assert_eq!(gain(0.5, 1.0), [false, true, true, true]);
         assert_eq!(gain(0.0223, 0.4), [false, false, false, true]);
         assert_eq!(gain(0.0224, 0.4), [false, true, false, true]);
-        assert_eq!(gain(0.021, 1.0)[2], true);
-        assert_eq!(gain(0.0199, 1.0)[2], false);
+        assert!(gain(0.021, 1.0)[2] && !gain(0.0199, 1.0)[2]);
         assert_eq!(gain(0.0031, 0.01), [false; 4]);
         assert_eq!(gain(0.0033, 0.01), [false, false, false, true]);
+    }
+
+    #[test]
+    fn an_lse_has_limits_of_its_own() {
+        let lse = |g: f64, r: f64| {
+            let mut s = Sums::default();
+            s.add(g, r);
+            s.rejected(true)[3]
+        };
+        assert!(!lse(8.0 + 8.0 * 8.0 / 65_536.0, 8.0) && lse(8.0 + 8.0 * 8.1 / 65_536.0, 8.0));
+        assert!(!lse(9e-7, 0.0) && lse(1.1e-6, 0.0));
     }
 
     #[test]
