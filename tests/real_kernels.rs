@@ -521,7 +521,8 @@ fn another_contract_is_a_fault() {
 #[ignore = "measures time"]
 fn cost_of_judging() {
     let value = |i: usize, j: usize| ((i * 7919 + j * 104_729) % 1009) as f64 / 504.0 - 1.0;
-    for (what, heads, keys, width, values) in [("absorbed", 16, 4096, 576, 512), ("fused", 1, 1024, 192, 128)] {
+    for (what, heads, keys, width, values) in [("absorbed", 16, 4096, 576, 512), ("fused", 1, 1024, 192, 128)]
+    {
         let rows = 64;
         let k = Array2::from_shape_fn((keys, width), |(t, j)| value(t, j));
         let v = Array2::from_shape_fn((keys, values), |(t, j)| value(t + 3, j));
