@@ -10,7 +10,8 @@ the running maximum grows and o and l are rescaled; once more, and 2u, where a p
 Only a p within ε_t·p of the middle between two values of the cast's grid can be cast to the other one; where the
 row sum takes cast p, l moves too, by `moved = Σ step(p_t) w_t / l`, and x by |x_j| · moved.
 n counts the roundings of P·V, three a tile for rescaling, six for the end.
-Σ_t a_t |v_tj| is taken by pages of keys: Σ over pages of (Σ a_t) · max |v_tj|, never less. Flips are taken exactly.
+Σ_t a_t |v_tj| is taken by pages of keys: Σ over pages of (Σ a_t) · max |v_tj|, never less. Flips are taken exactly,
+those of the proven bound from a weight of 2⁻¹³ on: a long context has many smaller ones.
 
 - **Scores** q·k: Δs_t is γ‖q‖‖k_t‖·factor, proven, or statistical ([`Basis`]). A declared cast moves a score by what
   its error before moves the cast value.
@@ -34,7 +35,7 @@ use mla_reference::attention::{Attended, Group, Head, Merged, part, strided, wei
 use mla_reference::elementwise::step;
 use mla_reference::key_stats::PAGE;
 use mla_reference::{Accumulate, Contract, RowSum};
-use ndarray::{Array2, s};
+use ndarray::{Array2, ArrayView1, ArrayViewMut1, s};
 
 /// Standard deviations that the statistical error of a score allows, for accumulators that round to nearest.
 const LAMBDA: f64 = 9.0;
@@ -120,15 +121,45 @@ impl Sizes {
     }
 }
 
-/// Whether an error of `by` can move p across the middle between two values of the grid; the step then.
-fn near_tie(cast: DType, p: f64, by: f64) -> Option<f64> {
-    let (spacing, off) = (cast.spacing(p), (p - cast.round(p)).abs());
-    // Both ties around: the nearer one, or the one below a power of two, where the grid is twice as fine.
-    if (spacing / 2.0 - off).min(spacing / 4.0 + off) > by {
-        return None;
+/// Flips of less than this weight go into pages of keys where the basis is proven: there may be many.
+const FINE: f64 = 1.0 / 8192.0;
+
+/// A cast of P, for a whole row at a time.
+struct Cast {
+    dtype: DType,
+    /// Spacing over the power of two below a normal value.
+    relative: f64,
+    normal: f64,
+    rounded: Vec<f64>,
+}
+
+impl Cast {
+    fn new(dtype: DType) -> Cast {
+        let relative = f64::powi(2.0, 1 - dtype.precision() as i32);
+        Cast { dtype, relative, normal: f64::powi(2.0, dtype.min_exponent()), rounded: Vec::new() }
     }
-    let s = step(cast, p, by);
-    (s > 0.0).then_some(s)
+
+    fn round(&mut self, p: ArrayView1<f64>) {
+        self.rounded.clear();
+        self.rounded.extend(p);
+        self.dtype.round_slice(&mut self.rounded);
+    }
+
+    /// Whether an error of `by` can move the row's p across the middle between two values of the grid; the step.
+    fn near_tie(&self, t: usize, p: f64, by: f64) -> Option<f64> {
+        let spacing = if p >= self.normal {
+            f64::from_bits(p.to_bits() & (0x7ff << 52)) * self.relative
+        } else {
+            self.dtype.spacing(p)
+        };
+        let off = (p - self.rounded[t]).abs();
+        // Both ties around: the nearer one, or the one below a power of two, where the grid is twice as fine.
+        if (spacing / 2.0 - off).min(spacing / 4.0 + off) > by {
+            return None;
+        }
+        let s = step(self.dtype, p, by);
+        (s > 0.0).then_some(s)
+    }
 }
 
 /// Δs_t in natural units, for a score whose q·k errs by `by`; `raw`: q·k where scores are cast.
@@ -158,35 +189,34 @@ fn row(contract: &Contract, a: &Attended, head: &Head, i: usize, sizes: &Sizes, 
     let n = a.range.len();
     let factor = contract.score_factor(head.scale);
     let q = head.q.row(i).iter().map(|v| v * v).sum::<f64>().sqrt();
-    let scores = a.s.row(i);
+    let (scores, ps, ws) = (a.s.row(i), a.p.row(i), a.w.row(i));
     let (mut worst, mut largest, mut rescaled) = (0.0f64, 0.0f64, 0usize);
     let mut e = vec![0.0; n];
     let mut before = None;
-    for (t, e) in e.iter_mut().enumerate() {
-        if scores[t] == f64::NEG_INFINITY {
+    for (t, (((e, s), w), norm)) in e.iter_mut().zip(scores).zip(ws).zip(norms).enumerate() {
+        if *s == f64::NEG_INFINITY {
             continue;
         }
         let raw = a.raw.as_ref().map(|r| r[[i, t]]);
-        *e = score_error(contract, factor, sizes.score * q * norms[t], raw);
+        *e = score_error(contract, factor, sizes.score * q * norm, raw);
         worst = worst.max(*e);
-        largest = largest.max(scores[t].abs());
-        let w = a.w[[i, t]];
-        rescaled += usize::from(before.is_some_and(|b| b != w));
-        before = Some(w);
+        largest = largest.max(s.abs());
+        rescaled += usize::from(before.is_some_and(|b| b != *w));
+        before = Some(*w);
     }
     if contract.softmax.unplaced().is_some() {
         rescaled = n.div_ceil(16);
     }
     let common = worst + 6.0 * U * largest + (EXP2 + U) * (1 + rescaled) as f64;
-    let (mut mean, mut most) = (0.0, 0.0f64);
-    for t in 0..n {
-        if scores[t] > f64::NEG_INFINITY {
-            e[t] += common;
-            mean += e[t] * a.p[[i, t]] * a.w[[i, t]] / a.l[i];
-            most = most.max(e[t]);
+    let (mut sum, mut most) = (0.0, 0.0f64);
+    for (((e, s), p), w) in e.iter_mut().zip(scores).zip(ps).zip(ws) {
+        if *s > f64::NEG_INFINITY {
+            *e += common;
+            sum += *e * p * w;
+            most = most.max(*e);
         }
     }
-    Row { e, mean, most }
+    Row { e, mean: sum / a.l[i], most }
 }
 
 /// Bounds of attention over one range of keys.
@@ -198,6 +228,7 @@ pub fn range(basis: Basis, contract: &Contract, a: &Attended, head: &Head) -> Bo
     let values = part(&head.v, a.range.clone());
     let soft = &contract.softmax;
     let rounded = soft.row_sum == RowSum::Rounded;
+    let fine = if basis == Basis::Proven { FINE } else { 0.0 };
     let (mut lse, mut of_x) = (vec![0.0; rows], vec![0.0; rows]);
     let mut b = Array2::zeros(a.x.dim());
     let all: Vec<Row> = (0..rows)
@@ -208,27 +239,38 @@ pub fn range(basis: Basis, contract: &Contract, a: &Attended, head: &Head) -> Bo
         .collect();
     for (g, Group { columns, p, w }) in a.groups().into_iter().enumerate() {
         let extra = if g > 0 { EXP2 + 2.0 * U } else { 0.0 };
+        let mut cast = soft.cast().map(Cast::new);
         let mut pages = Array2::zeros((rows, n.div_ceil(PAGE)));
         let mut flips: Vec<(usize, usize, f64)> = Vec::new();
         for (i, r) in all.iter().enumerate().filter(|(_, r)| !r.e.is_empty()) {
             let divided = if soft.normalised { r.mean + sizes.sum + U } else { 0.0 };
             let (mut moved, per) = (0.0, 1.0 / a.l[i]);
-            for t in 0..n {
-                let (p, w) = (p[[i, t]], w[[i, t]] * per);
-                if a.s[[i, t]] == f64::NEG_INFINITY {
+            let row = p.row(i);
+            if let Some(cast) = &mut cast {
+                cast.round(row);
+            }
+            let mut pages = pages.row_mut(i);
+            for (t, (((p, w), s), e)) in row.iter().zip(w.row(i)).zip(a.s.row(i)).zip(&r.e).enumerate() {
+                let (p, w) = (*p, w * per);
+                if *s == f64::NEG_INFINITY {
                     continue;
                 }
-                let e = r.e[t] + extra + divided;
+                let e = e + extra + divided;
                 let mut weight = (e + sizes.values) * p * w + FLUSH * w;
                 if let Some(cast) = soft.unplaced() {
                     let free = f64::powi(2.0, -(cast.precision() as i32)) * p * w + cast.spacing(0.0) / 2.0;
                     weight += free;
                     moved += free;
-                } else if let Some(step) = soft.p.and_then(|cast| near_tie(cast, p, e * p)) {
-                    flips.push((i, t, step * w));
-                    moved += step * w;
+                } else if let Some(step) = cast.as_ref().and_then(|cast| cast.near_tie(t, p, e * p)) {
+                    let flip = step * w;
+                    moved += flip;
+                    if flip < fine {
+                        weight += flip;
+                    } else {
+                        flips.push((i, t, flip));
+                    }
                 }
-                pages[[i, t / PAGE]] += weight;
+                pages[t / PAGE] += weight;
             }
             // The row sum belongs to the first group.
             if g == 0 {
@@ -261,13 +303,13 @@ struct Summand<'a> {
     /// η.
     error: f64,
     /// ŷ.
-    stored: ndarray::ArrayView1<'a, f64>,
+    stored: ArrayView1<'a, f64>,
     /// D.
-    bound: ndarray::ArrayView1<'a, f64>,
+    bound: ArrayView1<'a, f64>,
 }
 
 /// Bound of `Σ W ŷ / Σ W = y` of one row into `out`; gives η̄/(1 − η̄).
-fn sum(of: &[Summand], y: ndarray::ArrayView1<f64>, mut out: ndarray::ArrayViewMut1<f64>) -> f64 {
+fn sum(of: &[Summand], y: ArrayView1<f64>, mut out: ArrayViewMut1<f64>) -> f64 {
     let total: f64 = of.iter().map(|s| s.weight).sum();
     if total.is_nan() || total <= 0.0 {
         return 0.0;
