@@ -105,7 +105,7 @@ impl Basis {
     fn smallest(&self, direction: Direction, head: bool, log_alpha: f64) -> Option<f64> {
         let size = |m: &Measured| {
             let kind = if head { Kind::Local } else { direction.kind() };
-            mde(kind, &m.estimate, self.steps, m.fineness, self.clean, log_alpha)
+            mde(kind, &m.estimate, self.steps, m.fineness, self.clean, log_alpha) + m.jump
         };
         let usable = |m: &&Measured| {
             m.direction == direction

@@ -18,6 +18,7 @@ use super::predict::Prediction;
 use super::sample::Sample;
 use super::stats::direction::{Cluster, Estimate, Kind, Weighed, cluster, floor, p_value, test_direction};
 use super::stats::flips::{BLOCK, Flips, MIN_ROWS};
+use super::stats::noise::{Jump, jumps};
 use super::stats::score::{Fineness, informations, scale_of, scores};
 use super::tally::Tally;
 use mla_numeric::DType;
@@ -112,6 +113,8 @@ pub struct Measured {
     pub fineness: Fineness,
     /// The estimate.
     pub estimate: Estimate,
+    /// What casts of P that may go either way can add to it.
+    pub jump: f64,
 }
 
 /// How the columns of a stage's matrix fall into heads.
@@ -121,6 +124,52 @@ pub struct Columns {
     pub heads: usize,
     /// Columns of a head.
     pub width: usize,
+}
+
+/// Sums of one pair (row, head) along a direction.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pair {
+    cluster: Cluster,
+    jumps: Jumps,
+}
+
+/// What casts of P that may go either way can do to a score: rare, and large where few keys matter. A normal law knows
+/// nothing of them, so the floor of a test holds what they may reach.
+#[derive(Clone, Copy, Debug, Default)]
+struct Jumps {
+    /// Σ probabilities.
+    often: f64,
+    /// Σ probability · size².
+    squares: f64,
+    /// Largest size.
+    largest: f64,
+}
+
+/// ln of the probability with which jumps go beyond [`Jumps::reach`]: 1e-11.
+const RARE: f64 = -25.328_436_022_934_504;
+
+impl Jumps {
+    fn add(&mut self, other: Jumps) {
+        self.often += other.often;
+        self.squares += other.squares;
+        self.largest = self.largest.max(other.largest);
+    }
+
+    /// How far jumps carry a sum, but for a probability of e^[`RARE`]: the smaller of Bernstein's bound and of as many of
+    /// the largest as there can be (a sum of rare events is at most k with `(e·often/k)^k`).
+    fn reach(&self) -> f64 {
+        if self.often <= 0.0 || libm::log(self.often) < RARE {
+            return 0.0;
+        }
+        let l = std::f64::consts::LN_2 - RARE;
+        let third = self.largest * l / 3.0;
+        let bernstein = third + (third * third + 2.0 * self.squares * l).sqrt();
+        let mut k = self.often.ceil().max(1.0);
+        while k < 100.0 && k * (1.0 + libm::log(self.often / k)) > RARE {
+            k += 1.0;
+        }
+        if k < 100.0 { bernstein.min(k * self.largest) } else { bernstein }
+    }
 }
 
 /// Everything counted of one unit.
@@ -136,7 +185,7 @@ pub struct Evidence {
     rows: BTreeMap<usize, Flips>,
     heads: Vec<Flips>,
     blocks: Vec<Flips>,
-    clusters: BTreeMap<(Direction, Fineness), BTreeMap<(usize, usize, usize), Cluster>>,
+    clusters: BTreeMap<(Direction, Fineness), BTreeMap<(usize, usize, usize), Pair>>,
     /// Accumulator roundings of the stage, for floors.
     pub steps: f64,
     /// Elements that directions looked at.
@@ -316,6 +365,7 @@ impl Evidence {
         (rope, tile): (usize, usize),
     ) {
         let special = special(piece.terms, rows, rope, tile);
+        let contract = piece.prediction.contract();
         for (k, &i) in rows.iter().enumerate() {
             let row = piece.at.0 + i;
             let width = self.columns.width;
@@ -334,13 +384,30 @@ impl Evidence {
             let (o, x) = (take(piece.engine), take(piece.x));
             let sigma: Vec<f64> = chosen.iter().map(|j| piece.prediction.sigma(i, *j)).collect();
             let ulp = piece.prediction.row_ulps(i, &chosen);
+            let jumps: Vec<Jump> = match piece.terms {
+                Terms::Attention { attended, head, lse: false } => {
+                    jumps(contract, attended, head, i, 1.0, &chosen)
+                }
+                Terms::Split { merged, head, lse: false } => {
+                    let parts = merged.parts.iter().enumerate();
+                    parts.flat_map(|(s, a)| jumps(contract, a, head, i, merged.weights[[s, i]], &chosen)).collect()
+                }
+                _ => Vec::new(),
+            };
             for fineness in Fineness::ALL {
                 let s: Vec<f64> = sigma.iter().zip(&ulp).map(|(a, b)| scale_of(*a, *b, fineness)).collect();
                 let g = scores(self.dtype, &o, &x, &s);
                 let info = informations(self.dtype, &x, &s);
                 let mut add = |direction, d: &[f64]| {
-                    let c = cluster(&g, &info, d);
-                    self.clusters.entry((direction, fineness)).or_default().insert((row, head, within), c);
+                    let mut pair = Pair { cluster: cluster(&g, &info, d), jumps: Jumps::default() };
+                    for jump in &jumps {
+                        // A score is bounded by 1/s, however far the output moves.
+                        let along = jump.moves.iter().zip(&info).zip(&s).zip(d);
+                        let size = along.map(|(((m, i), s), d)| (i * m).clamp(-1.0 / s, 1.0 / s) * d).sum::<f64>().abs();
+                        let squares = jump.often * size * size;
+                        pair.jumps.add(Jumps { often: jump.often, squares, largest: size });
+                    }
+                    self.clusters.entry((direction, fineness)).or_default().insert((row, head, within), pair);
                 };
                 add(Direction::Gain, &x);
                 if let Terms::Norm { z, .. } = piece.terms {
@@ -463,7 +530,7 @@ impl Evidence {
                 continue;
             }
             let kind = if m.head.is_some() { Kind::Local } else { m.direction.kind() };
-            let limit = floor(kind, self.steps, m.fineness);
+            let limit = floor(kind, self.steps, m.fineness) + m.jump;
             let p = p_value(kind, &m.estimate, limit, clean);
             let t = if m.fineness == Fineness::Coarse { "T1" } else { "T2" };
             let (family, name) = match m.head {
@@ -479,27 +546,26 @@ impl Evidence {
     pub fn measured(&self) -> Vec<Measured> {
         let mut all = Vec::new();
         for ((direction, fineness), clusters) in &self.clusters {
-            let mut pairs: BTreeMap<(usize, usize), Cluster> = BTreeMap::new();
-            for ((row, head, _), c) in clusters {
+            let mut pairs: BTreeMap<(usize, usize), Pair> = BTreeMap::new();
+            for ((row, head, _), p) in clusters {
                 let pair = pairs.entry((*row, *head)).or_default();
-                pair.score += c.score;
-                pair.information += c.information;
+                pair.cluster.score += p.cluster.score;
+                pair.cluster.information += p.cluster.information;
+                pair.jumps.add(p.jumps);
             }
-            let estimate = |of: &mut dyn Iterator<Item = Cluster>| test_direction(&of.collect::<Vec<_>>());
-            if let Some(e) = estimate(&mut pairs.values().copied()) {
-                all.push(Measured { direction: *direction, head: None, fineness: *fineness, estimate: e });
-            }
+            let mut measure = |head: Option<usize>, of: Vec<&Pair>| {
+                let clusters: Vec<Cluster> = of.iter().map(|p| p.cluster).collect();
+                let Some(estimate) = test_direction(&clusters) else { return };
+                let mut jumps = Jumps::default();
+                of.iter().for_each(|p| jumps.add(p.jumps));
+                // se_m = (ΣI)^-½.
+                let jump = jumps.reach() * estimate.se_m * estimate.se_m;
+                all.push(Measured { direction: *direction, head, fineness: *fineness, estimate, jump });
+            };
+            measure(None, pairs.values().collect());
             if *direction == Direction::Gain && *fineness == Fineness::Coarse && self.columns.heads > 1 {
                 for h in 0..self.columns.heads {
-                    let of_head = pairs.iter().filter(|((_, head), _)| *head == h).map(|(_, c)| *c);
-                    if let Some(e) = estimate(&mut of_head.into_iter()) {
-                        all.push(Measured {
-                            direction: *direction,
-                            head: Some(h),
-                            fineness: *fineness,
-                            estimate: e,
-                        });
-                    }
+                    measure(Some(h), pairs.iter().filter(|((_, head), _)| *head == h).map(|(_, p)| p).collect());
                 }
             }
         }

@@ -62,6 +62,11 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
         Prediction { contract, terms, x, dtype, temperature, line, noise: OnceLock::new() }
     }
 
+    /// The contract that is emulated.
+    pub fn contract(&self) -> &'p Contract {
+        self.contract
+    }
+
     /// Copies have neither bound nor noise: bits are equal.
     pub fn is_copy(&self) -> bool {
         matches!(self.terms, Terms::Copy)

@@ -259,6 +259,41 @@ fn flips(contract: &Contract, g: &Group, i: usize, l: f64, by: f64, size: impl F
     sum
 }
 
+/// A cast of one weight that may go either way: its probability, and what the output's columns move by if it does.
+pub struct Jump {
+    /// Probability.
+    pub often: f64,
+    /// Change of each of the columns asked for.
+    pub moves: Vec<f64>,
+}
+
+/// Jumps of these columns of row `i`, of one part whose share of the row is `weight`.
+pub fn jumps(contract: &Contract, a: &Attended, head: &Head, i: usize, weight: f64, columns: &[usize]) -> Vec<Jump> {
+    let soft = &contract.softmax;
+    let Some(cast) = soft.p.filter(|_| soft.emulate && a.l[i] > 0.0) else { return Vec::new() };
+    let keys = head.stats.range(head, a.range.clone());
+    let by = of_p(contract, head, keys.key_rms, i, largest(a.s.row(i))).p;
+    let mut all = Vec::new();
+    for g in a.groups() {
+        let own: Vec<usize> = (0..columns.len()).filter(|k| g.columns.contains(&columns[*k])).collect();
+        for (t, (&p, w)) in g.p.row(i).iter().zip(g.w.row(i)).enumerate() {
+            let often = if p > f64::MIN_POSITIVE { flip_probability(cast, p, by * p) } else { 0.0 };
+            if often > 0.0 && !own.is_empty() {
+                let step = weight * cast.spacing(p) * w / a.l[i];
+                let v = head.v.data.get((a.range.start + t) * head.v.stride..).unwrap_or(&[]);
+                let mut moves = vec![0.0; columns.len()];
+                own.iter().for_each(|k| {
+                    let j = columns[*k];
+                    let centre = if soft.row_sum == RowSum::Rounded { a.x[[i, j]] } else { 0.0 };
+                    moves[*k] = step * (v.get(j).copied().unwrap_or(0.0) - centre);
+                });
+                all.push(Jump { often, moves });
+            }
+        }
+    }
+    all
+}
+
 /// Variances of one row of a part alone, in columns divided by their factors; without the accumulator's.
 struct Variances {
     /// Σ P² v̄².
@@ -349,7 +384,11 @@ fn over(
         let sum = |f: &dyn Fn(&Variances) -> f64| -> f64 {
             own.iter().enumerate().map(|(s, v)| weights[[s, i]].powi(2) * f(&v[i])).sum()
         };
-        let base = k * k * sum(&|v| v.squares).max(scaled(x.row(i), &keys.factors)) + sum(&|v| v.scores);
+        let mut base = k * k * sum(&|v| v.squares).max(scaled(x.row(i), &keys.factors)) + sum(&|v| v.scores);
+        // An output wider than P's cast shows the error of p itself, not only where it flips a cast.
+        if dtype.precision() > 20 {
+            base += by[i].p.powi(2) * sum(&|v| v.squares);
+        }
         for (g, columns) in columns.iter().enumerate() {
             let deviation = (base + sum(&|v| v.flips[g])).sqrt();
             for j in columns.clone() {
