@@ -12,6 +12,7 @@ use crate::engine::{Engine, EngineError};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
 use crate::judge::{Recorder, Session, Verdict, compare_scalars, overall};
 use crate::model::{Convention, Layer, Model, ModelError, Reading};
+use crate::probe::{self, Probe, Subject};
 use crate::report::{CaseReport, LayerReport};
 use crate::trace::save::Saver;
 use mla_numeric::DType;
@@ -164,6 +165,7 @@ pub fn layer_with(
         case: case_report(&case, options),
         scalars: compare_scalars(&engine.spec(&layer), &layer.spec),
         tensors: Vec::new(),
+        probes: Vec::new(),
         odd: Vec::new(),
         forms_agree: None,
         seconds: 0.0,
@@ -181,6 +183,7 @@ pub fn layer_with(
         };
     } else {
         judged(&layer, &case, options, engine, &mut saver, progress, &mut report)?;
+        probed(&layer, &case, options, engine, progress, &mut report)?;
     }
     if let Some(s) = saver {
         s.finish(&spec, &case, &contract).map_err(|e| CheckError::Save(e.to_string()))?;
@@ -234,6 +237,31 @@ fn judged(
     }
     (report.tensors, report.odd) = session.finish();
     report.verdict = overall(&report.tensors);
+    Ok(())
+}
+
+/// Probes the engine; what is broken is evidence for a fault.
+fn probed(
+    layer: &Layer,
+    case: &Case,
+    options: &Options,
+    engine: &dyn Engine,
+    progress: &dyn Fn(&str),
+    report: &mut LayerReport,
+) -> Result<(), CheckError> {
+    let subject = Subject {
+        engine,
+        layer,
+        forms: &options.forms,
+        fault: options.fault.as_ref(),
+        seed: options.seed,
+        page_size: case.plan.page_size,
+        splits: case.plan.splits,
+    };
+    report.probes = probe::all(&subject, progress)?;
+    if report.probes.iter().any(Probe::broken) {
+        report.verdict = report.verdict.max(Verdict::Fault);
+    }
     Ok(())
 }
 

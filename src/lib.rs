@@ -15,7 +15,7 @@ gguf → model → case → engine → judge → report
 - [`judge`]: each tensor against the float64 reference, from the engine's own inputs, within proven bounds.
 - [`report`]: one serde struct and its renderers.
 
-[`check`] puts them in order; [`cli`] sits on top and calls all. [`trace`] holds tensors as bits, [`fault`] plants
+[`probe`] asks an engine small questions of its own. [`check`] puts them in order; [`cli`] sits on top and calls all. [`trace`] holds tensors as bits, [`fault`] plants
 deliberate faults, [`synth`] writes model files. Vocabulary and truth lie underneath, in the crates `mla_reference`
 (stages in float64, contracts, dequantisation) and `mla_numeric` (number formats, the tensor core's sum).
 
@@ -43,6 +43,7 @@ pub mod fault;
 pub mod gguf;
 pub mod judge;
 pub mod model;
+pub mod probe;
 pub mod report;
 pub mod synth;
 pub mod trace;

@@ -10,6 +10,7 @@ pub mod terminal;
 use crate::engine::Description;
 use crate::judge::{ScalarDifference, Unit, Verdict};
 use crate::model::{Layout, Model, Stored};
+use crate::probe::Probe;
 use mla_reference::Contract;
 use serde::Serialize;
 
@@ -117,6 +118,8 @@ pub struct LayerReport {
     pub scalars: Vec<ScalarDifference>,
     /// Unit by unit, in the order of judgement.
     pub tensors: Vec<Unit>,
+    /// Probes of the engine, form by form; a broken one is a fault.
+    pub probes: Vec<Probe>,
     /// What is odd in the weights themselves.
     pub odd: Vec<String>,
     /// Engine `reference`: largest difference between the forms, relative to the largest value.
