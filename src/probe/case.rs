@@ -14,8 +14,6 @@ use ndarray::Array2;
 
 /// Pages that nobody owns.
 const SPARE: usize = 3;
-/// Longest context of the base case: one row more than a page of the usual 64 slots, and its own token.
-const CONTEXT: usize = 65;
 
 const PAGES: u64 = 0x9a6e;
 const HIDDEN: u64 = 0x41dd;
@@ -42,9 +40,10 @@ pub struct Common {
 }
 
 impl Common {
-    /// The base case. `latents` are the columns of its one-hot context rows, from position 0 on.
-    pub fn base(&self, latents: &[usize]) -> Case {
-        let context = (self.page_size + 1).clamp(latents.len(), CONTEXT);
+    /// The base case. `latents` are the columns of its one-hot context rows, from position 0 on; `longest` bounds
+    /// the context, which else is a page and a row.
+    pub fn base(&self, latents: &[usize], longest: usize) -> Case {
+        let context = (self.page_size + 1).clamp(latents.len(), longest);
         let requests = [(0, 1), (0, 2), (context, 1)];
         let mut case = self.case(&requests);
         let rows = &mut case.given.context[2];
@@ -162,7 +161,7 @@ mod tests {
 
     #[test]
     fn the_base_case_has_one_hot_rows_and_passes_a_page() {
-        let case = COMMON.base(&[0, 4, 2]);
+        let case = COMMON.base(&[0, 4, 2], 12);
         let seq = &case.plan.sequences[2];
         assert_eq!((seq.context, seq.keys().div_ceil(4)), (5, 2));
         let rows = &case.given.context[2];
@@ -180,7 +179,7 @@ mod tests {
 
     #[test]
     fn mirroring_moves_every_page_and_twice_is_nothing() {
-        let case = COMMON.base(&[0]);
+        let case = COMMON.base(&[0], 12);
         let other = mirrored(&case);
         for (a, b) in case.plan.sequences.iter().zip(&other.plan.sequences) {
             assert!(a.slots.iter().zip(&b.slots).all(|(a, b)| a / 4 != b / 4 && a % 4 == b % 4));

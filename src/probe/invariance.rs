@@ -15,7 +15,6 @@ use super::run::{Change, Kept, Runner, Scaled, unchanged};
 use super::{Outcome, outcome};
 use crate::case::Case;
 use crate::engine::EngineError;
-use crate::trace::Tensor;
 use mla_numeric::DType;
 use mla_reference::product::Rows;
 use mla_reference::{Form, Stage, Weight, Weights};
@@ -24,87 +23,104 @@ use std::collections::HashSet;
 /// Factor on q; its inverse is the factor on the scale.
 const FACTOR: f64 = 4.0;
 
-/// Relabels the pages.
-pub fn pages(runner: &Runner, base: &Kept, case: &Case, form: Form) -> Result<Outcome, EngineError> {
+/// Relabels the pages and moves a power of two from the scale to q: the outcomes of pages and of powers.
+///
+/// One run does both; only where it differs are two runs made, to tell which change it was.
+pub fn pages_and_powers(
+    runner: &Runner,
+    base: &Kept,
+    case: &Case,
+    form: Form,
+) -> Result<(Outcome, Outcome), EngineError> {
     let moved = super::case::mirrored(case);
-    let other = match runner.run(&moved, form, &unchanged)? {
-        Ok(other) => other,
-        Err(why) => return Ok(Outcome::NotApplicable { why }),
+    let pages = format!("{} pages in another order", case.plan.pages);
+    let alone = |cases: &Case, factor: f64, held: String, broken: &str| {
+        Ok::<_, EngineError>(match runner.run(cases, form, &|w| scaled(runner, w, factor))? {
+            Ok(other) => outcome(compare(base, &other, case, cases, form, factor), held, broken),
+            Err(why) => Outcome::NotApplicable { why },
+        })
     };
-    let mut count = Count::default();
-    for stage in base.stages() {
-        let (Some(a), Some(b)) = (base.get(stage), other.get(stage)) else { continue };
-        if stage == Stage::Cache {
-            let from = case.plan.sequences.iter().flat_map(|s| &s.slots);
-            let to = moved.plan.sequences.iter().flat_map(|s| &s.slots);
-            for (&x, &y) in from.zip(to) {
-                count.add(rows_equal(case, form, stage, (a, x), (b, y)));
-            }
-        } else {
-            (0..a.rows).for_each(|r| count.add(rows_equal(case, form, stage, (a, r), (b, r))));
+    let only_pages = || alone(&moved, 1.0, pages.clone(), "bits depend on where pages lie");
+    if let Some(why) = impossible(runner) {
+        return Ok((only_pages()?, Outcome::NotApplicable { why }));
+    }
+    let left_out = match inexact(base, runner.layer.spec.geometry.heads).len() {
+        0 => String::new(),
+        n => format!(", {n} (token, head) pairs with subnormal queries left out"),
+    };
+    let powers = format!("q times {FACTOR}, scale times {}{left_out}", 1.0 / FACTOR);
+    let both = runner.run(&moved, form, &|w| scaled(runner, w, FACTOR))?;
+    if let Ok(other) = &both {
+        let count = compare(base, other, case, &moved, form, FACTOR);
+        if count.broken == 0 {
+            return Ok((outcome(count.clone(), pages, ""), outcome(count, powers, "")));
         }
     }
-    let held = format!("{} pages in another order", case.plan.pages);
-    Ok(outcome(count, held, "bits depend on where pages lie"))
+    let only_powers = alone(case, FACTOR, powers, "q times a power of two is not undone by the scale")?;
+    Ok((only_pages()?, only_powers))
 }
 
-/// Two rows, bit for bit.
-fn rows_equal(case: &Case, form: Form, stage: Stage, a: (&Tensor, usize), b: (&Tensor, usize)) -> Count {
-    let mut count = Count::default();
-    for c in 0..a.0.cols {
-        count.check(a.0.bits(a.1, c) == b.0.bits(b.1, c), || place(case, form, stage, a.0, a.1, c));
-    }
-    count
+/// The weight that makes q.
+fn query_weight(runner: &Runner) -> Weight {
+    if runner.layer.spec.geometry.q_rank > 0 { Weight::WQB } else { Weight::WQ }
 }
 
-/// Moves a power of two from the scale to q.
-pub fn powers(runner: &Runner, base: &Kept, case: &Case, form: Form) -> Result<Outcome, EngineError> {
-    let g = &runner.layer.spec.geometry;
-    let dtype = runner.engine.contract().weights;
-    let which = if g.q_rank > 0 { Weight::WQB } else { Weight::WQ };
-    let Some(w) = runner.layer.weights.matrix(which) else {
-        return Ok(Outcome::NotApplicable { why: format!("the layer has no {which}") });
-    };
-    if !stays_finite(w, dtype) {
-        let why = format!("{which} times {FACTOR} leaves the range of {dtype}");
-        return Ok(Outcome::NotApplicable { why });
+fn scaled<'w>(runner: &Runner, weights: &'w dyn Weights, factor: f64) -> Change<'w> {
+    if factor == 1.0 {
+        return unchanged(weights);
     }
-    fn scaled(w: &dyn Weights, which: Weight, dtype: DType) -> Change<'_> {
-        let matrix = w.matrix(which).map(|m| (which, Box::new(Scaled::new(m, dtype, FACTOR)) as Box<dyn Rows>));
-        Change { weights: matrix.into_iter().collect(), scale: Some(1.0 / FACTOR) }
+    let (which, dtype) = (query_weight(runner), runner.engine.contract().weights);
+    let matrix = weights.matrix(which).map(|m| Box::new(Scaled::new(m, dtype, factor)) as Box<dyn Rows>);
+    Change { weights: matrix.map(|m| (which, m)).into_iter().collect(), scale: Some(1.0 / factor) }
+}
+
+/// Why the weight can't be scaled.
+fn impossible(runner: &Runner) -> Option<String> {
+    let (which, dtype) = (query_weight(runner), runner.engine.contract().weights);
+    match runner.layer.weights.matrix(which) {
+        None => Some(format!("the layer has no {which}")),
+        Some(w) if !stays_finite(w, dtype) => {
+            Some(format!("{which} times {FACTOR} leaves the range of {dtype}"))
+        }
+        Some(_) => None,
     }
-    let other = match runner.run(case, form, &|w| scaled(w, which, dtype))? {
-        Ok(other) => other,
-        Err(why) => return Ok(Outcome::NotApplicable { why }),
-    };
-    let inexact = inexact(base, g.heads);
+}
+
+/// Every tensor against the base run's: queries times the factor, all else bit for bit, cache rows by slot.
+fn compare(base: &Kept, other: &Kept, case: &Case, moved: &Case, form: Form, factor: f64) -> Count {
+    let heads = base.get(Stage::Q).map_or(1, |q| q.shape[1]);
+    let inexact = if factor == 1.0 { HashSet::new() } else { inexact(base, heads) };
     let mut count = Count::default();
     for stage in base.stages() {
         let (Some(a), Some(b)) = (base.get(stage), other.get(stage)) else { continue };
-        let factor = if is_query(stage) { FACTOR } else { 1.0 };
+        let factor = if is_query(stage) { factor } else { 1.0 };
         let token = tokens(case, stage);
-        for row in 0..a.rows {
+        for (row, other_row) in rows(case, moved, stage, a.rows) {
             for col in 0..a.cols {
-                let head = col / (a.cols / g.heads).max(1);
+                let head = col / (a.cols / heads).max(1);
                 if token.get(row).is_some_and(|t| inexact.contains(&(*t, head))) {
                     continue;
                 }
                 let holds = if factor == 1.0 {
-                    a.bits(row, col) == b.bits(row, col)
+                    a.bits(row, col) == b.bits(other_row, col)
                 } else {
-                    let (x, y) = (a.get(row, col), b.get(row, col));
+                    let (x, y) = (a.get(row, col), b.get(other_row, col));
                     y == x * factor || x.is_nan() && y.is_nan()
                 };
                 count.check(holds, || place(case, form, stage, a, row, col));
             }
         }
     }
-    let left_out = match inexact.len() {
-        0 => String::new(),
-        n => format!(", {n} (token, head) pairs with subnormal queries left out"),
-    };
-    let held = format!("q times {FACTOR}, scale times {}{left_out}", 1.0 / FACTOR);
-    Ok(outcome(count, held, "q times a power of two is not undone by the scale"))
+    count
+}
+
+/// Rows that must be the same: of the cache those that somebody owns, by slot.
+fn rows(case: &Case, moved: &Case, stage: Stage, rows: usize) -> Vec<(usize, usize)> {
+    let slots = |c: &Case| c.plan.sequences.iter().flat_map(|s| s.slots.clone()).collect::<Vec<_>>();
+    match stage {
+        Stage::Cache => slots(case).into_iter().zip(slots(moved)).collect(),
+        _ => (0..rows).map(|r| (r, r)).collect(),
+    }
 }
 
 fn is_query(stage: Stage) -> bool {

@@ -123,7 +123,15 @@ pub fn probe(
                 at.push((s.row, one_hot(&mut count, &own, form, (Stage::OLatent, o), s.row, cols, *l)));
             }
         }
-        count.add(values(&own, form, (Stage::AttnOut, out), w_uv, shape, &|h| by_head[h].clone(), &|_, _| 0.0));
+        count.add(values(
+            &own,
+            form,
+            (Stage::AttnOut, out),
+            w_uv,
+            shape,
+            &|h| by_head[h].clone(),
+            &|_, _| 0.0,
+        ));
     }
     let read = hot.iter().filter(|h| h.value != 0.0).count();
     let what = format!("{read} of {} latents read w_uv, {} nope columns w_uk", g.latent, chosen.nope.len());
@@ -143,7 +151,8 @@ impl Chosen {
             (w, Box::new(selection(w.matrix(g), ones)) as Box<dyn Rows>)
         };
         let to_q = |w: Weight, cols: &[usize]| {
-            let heads = (0..g.heads).flat_map(|h| self.nope.iter().map(move |i| h * g.key() + i).zip(cols.iter().copied()));
+            let heads = (0..g.heads)
+                .flat_map(|h| self.nope.iter().map(move |i| h * g.key() + i).zip(cols.iter().copied()));
             (w, Box::new(selection(w.matrix(g), heads)) as Box<dyn Rows>)
         };
         let mut weights = vec![pick(Weight::WKvA, &self.latent, &self.hidden)];

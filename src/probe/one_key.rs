@@ -76,7 +76,6 @@ struct Read<'a> {
     k_pe: &'a Tensor,
     cache: &'a Tensor,
     lse: &'a Tensor,
-    out: &'a Tensor,
 }
 
 /// Looks at the base run.
@@ -94,7 +93,6 @@ pub fn probe(
             k_pe: base.get(Stage::KPe)?,
             cache: base.get(Stage::Cache)?,
             lse: base.get(Stage::Lse)?,
-            out: base.get(Stage::AttnOut)?,
         })
     })();
     let Some(read) = all else {
@@ -183,7 +181,9 @@ fn weighed(
         for ((i, j), &x) in chunk.x.indexed_iter() {
             let (single, col) = (&rows[chunk.rows.start + i], chunk.cols.start + j);
             let row = if stage == Stage::V { single.key } else { single.row };
-            between(&mut mine, out, (row, col), x, b[[i, j]], None, || place(case, form, stage, out, row, col));
+            between(&mut mine, out, (row, col), x, b[[i, j]], None, || {
+                place(case, form, stage, out, row, col)
+            });
         }
         count.lock().unwrap_or_else(PoisonError::into_inner).add(mine);
     });
@@ -264,9 +264,7 @@ impl Kernel<'_> {
             None => 0.0,
             Some(_) if soft.row_sum == RowSum::Rounded => 0.0,
             // l = 1 + δ, and p̂ is 1 or, where δ reaches half a step, its neighbour.
-            Some(cast) => {
-                self.p + (cast.round(1.0 + self.p) - 1.0).max(1.0 - cast.round(1.0 - self.p))
-            }
+            Some(cast) => self.p + (cast.round(1.0 + self.p) - 1.0).max(1.0 - cast.round(1.0 - self.p)),
         };
         (p + 8.0 * self.contract.accumulate.unit().max(U)) * v.abs() + 8.0 * TINY
     }
@@ -275,7 +273,8 @@ impl Kernel<'_> {
     /// the maximum; a merge as in [`bound`](crate::judge::bound).
     pub fn of_lse(&self, s: f64, ds: f64) -> f64 {
         let splits = self.contract.splits as f64;
-        let merge = if self.split { 2.0 * (4.0 * U + EXP2 + (splits + 6.0) * U) + 3.0 * U * s.abs() } else { 0.0 };
+        let merge =
+            if self.split { 2.0 * (4.0 * U + EXP2 + (splits + 6.0) * U) + 3.0 * U * s.abs() } else { 0.0 };
         2.0 * ds + 2.0 * self.p + 8.0 * U + 2.0 * U * s.abs() + merge + 8.0 * TINY
     }
 }
