@@ -10,6 +10,8 @@ use crate::engine::cpu::CpuEngine;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::{Engine, EngineError};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
+use crate::judge::cumulative::{self, KeepAll};
+use crate::judge::watch::{self, Watch};
 use crate::judge::{Recorder, Session, Verdict, compare_scalars, overall};
 use crate::model::{Convention, Layer, Model, ModelError, Reading};
 use crate::probe::{self, Probe, Subject};
@@ -67,6 +69,10 @@ pub struct Options {
     pub fault: Option<Fault>,
     /// Where tensors are written.
     pub save: Option<PathBuf>,
+    /// Ask other people's rules too.
+    pub gates: bool,
+    /// Show differences from the start of the layer.
+    pub cumulative: bool,
 }
 
 impl Default for Options {
@@ -85,6 +91,8 @@ impl Default for Options {
             reading: Reading { convention: Convention::Hf, norm_eps: None },
             fault: None,
             save: None,
+            gates: false,
+            cumulative: false,
         }
     }
 }
@@ -166,6 +174,9 @@ pub fn layer_with(
         scalars: compare_scalars(&engine.spec(&layer), &layer.spec),
         tensors: Vec::new(),
         probes: Vec::new(),
+        probe_seconds: 0.0,
+        gates: Vec::new(),
+        cumulative: Vec::new(),
         odd: Vec::new(),
         forms_agree: None,
         seconds: 0.0,
@@ -224,19 +235,27 @@ fn judged(
     let recorder = saver.as_mut().map(|s| s as &mut dyn Recorder);
     let mut session =
         Session::new(layer, case, &options.forms, report.contract, recorder, Box::new(progress));
+    let mut keep = KeepAll::new(options.cumulative, &mut session);
+    let mut watch = Watch::new(options.gates, layer, case, &options.forms, &report.contract, &mut keep);
     match &options.fault {
-        None => engine.run(layer, case, &options.forms, &mut session)?,
+        None => engine.run(layer, case, &options.forms, &mut watch)?,
         Some(fault) => {
             let weights = FaultyWeights::new(fault, layer.weights)?;
             let spec: Spec = fault.spec(&layer.spec);
             let faulty = Layer { index: layer.index, spec, weights: &weights };
-            let mut alter = Alter::new(fault, &layer.spec, &case.plan, &mut session);
+            let mut alter = Alter::new(fault, &layer.spec, &case.plan, &mut watch);
             engine.run(&faulty, case, &options.forms, &mut alter)?;
             alter.finish()?;
         }
     }
+    report.gates = watch.finish();
+    let kept = keep.finish();
     (report.tensors, report.odd) = session.finish();
     report.verdict = overall(&report.tensors);
+    watch::with_verdicts(&mut report.gates, &report.tensors);
+    if options.cumulative {
+        report.cumulative = cumulative::drift(layer, case, &options.forms, kept)?;
+    }
     Ok(())
 }
 
@@ -258,7 +277,9 @@ fn probed(
         page_size: case.plan.page_size,
         splits: case.plan.splits,
     };
+    let started = std::time::Instant::now();
     report.probes = probe::all(&subject, progress)?;
+    report.probe_seconds = started.elapsed().as_secs_f64();
     if report.probes.iter().any(Probe::broken) {
         report.verdict = report.verdict.max(Verdict::Fault);
     }

@@ -8,12 +8,15 @@ missing, misshapen or not finite); its `rounding` does not say how small a fault
 */
 
 pub mod bound;
+pub mod cumulative;
+pub mod gates;
 mod geometry;
 mod session;
 pub mod stats;
 mod tally;
 mod unit;
 mod verdict;
+pub mod watch;
 mod weights;
 
 pub use geometry::{ScalarDifference, compare_scalars};

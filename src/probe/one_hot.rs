@@ -11,12 +11,13 @@ attention, `attn_out`.
 */
 
 use super::case::Common;
-use super::one_key::{Grid, Kernel, singles};
+use super::one_key::{Kernel, singles};
 use super::place::{Count, place};
 use super::run::{Change, Kept, Runner, selection};
 use super::{Outcome, outcome};
 use crate::case::Case;
 use crate::engine::EngineError;
+use crate::model::Grid;
 use crate::trace::Tensor;
 use mla_numeric::DType;
 use mla_reference::product::Rows;

@@ -22,14 +22,10 @@ use super::run::{Inputs, Kept};
 use super::{ONE_KEY, Outcome};
 use crate::case::Case;
 use crate::judge::bound::bound;
-use crate::model::Layer;
+use crate::model::{Grid, Layer};
 use crate::trace::Tensor;
 use mla_numeric::{DType, U};
-use mla_reference::product::Rows;
-use mla_reference::rows::Rounded;
-use mla_reference::{
-    Contract, Evaluator, Form, Given, Phase, Plan, Regime, RowSum, Sequence, Stage, Weight, Weights,
-};
+use mla_reference::{Contract, Evaluator, Form, Given, Phase, Plan, Regime, RowSum, Sequence, Stage, Weight};
 use std::sync::{Mutex, PoisonError};
 
 /// Largest relative error of an exp2, as in `judge/bound.rs`.
@@ -308,25 +304,6 @@ fn some_rows(t: &Tensor, rows: &[usize]) -> Tensor {
     let n = t.cols * t.dtype.bytes();
     let bytes = rows.iter().flat_map(|r| t.bytes[r * n..(r + 1) * n].iter().copied()).collect();
     Tensor { shape: vec![rows.len(), t.cols], rows: rows.len(), bytes, ..t.clone() }
-}
-
-/// Some weights on a dtype's grid.
-pub struct Grid<'a>(Vec<(Weight, Rounded<&'a dyn Rows>)>);
-
-impl<'a> Grid<'a> {
-    /// Of these roles.
-    pub fn new(weights: &'a dyn Weights, dtype: DType, roles: &[Weight]) -> Grid<'a> {
-        Grid(roles.iter().filter_map(|w| Some((*w, Rounded { inner: weights.matrix(*w)?, dtype }))).collect())
-    }
-}
-
-impl Weights for Grid<'_> {
-    fn matrix(&self, weight: Weight) -> Option<&dyn Rows> {
-        self.0.iter().find(|(w, _)| *w == weight).map(|(_, m)| m as &dyn Rows)
-    }
-    fn norm(&self, _: Weight) -> Option<&[f64]> {
-        None
-    }
 }
 
 #[cfg(test)]

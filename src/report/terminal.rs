@@ -6,6 +6,7 @@ Everything fits the given width (80 columns at least); columns that do not fit a
 Colours are ANSI sequences that the writer strips where they are not wanted; no meaning is in colour alone.
 */
 
+use super::blocks;
 use super::{LayerReport, Report};
 use crate::judge::{Digest, Unit, Verdict, Which, origins};
 use mla_reference::{Axis, Form, Phase};
@@ -26,7 +27,7 @@ pub fn verdict_lines(report: &Report) -> String {
     report.layers.iter().map(|l| verdict_line(report, l) + "\n").collect()
 }
 
-fn paint(v: Verdict, text: &str) -> String {
+pub(super) fn paint(v: Verdict, text: &str) -> String {
     match v.row().colour {
         Some(c) => {
             let style = c.on_default().effects(anstyle::Effects::BOLD);
@@ -93,6 +94,7 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
             width,
         );
     }
+    blocks::broken_probes(out, l, width);
     out.push('\n');
     let m = &report.model;
     let files = match m.files.as_slice() {
@@ -130,8 +132,11 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
             width,
         );
     }
+    blocks::probes(out, l, width);
     out.push('\n');
     table(out, l, width);
+    blocks::gates(out, l, width);
+    blocks::cumulative(out, l, width);
     for o in &l.odd {
         wrapped(out, "odd: ", o, width);
     }
@@ -241,7 +246,7 @@ fn value(v: f64) -> String {
     format!("{v:.7e}")
 }
 
-fn short(v: f64) -> String {
+pub(super) fn short(v: f64) -> String {
     if !v.is_finite() {
         "inf".into()
     } else if v == 0.0 {
@@ -392,7 +397,7 @@ fn not_judged(out: &mut String, report: &Report, width: usize) {
 }
 
 /// Writes a paragraph with a hanging indent.
-fn wrapped(out: &mut String, lead: &str, text: &str, width: usize) {
+pub(super) fn wrapped(out: &mut String, lead: &str, text: &str, width: usize) {
     let indent = " ".repeat(lead.chars().count());
     let mut line = lead.to_string();
     let mut used = line.chars().count();
