@@ -30,6 +30,12 @@ fn list<'v>(layer: &'v Value, name: &str) -> &'v Vec<Value> {
     layer[name].as_array().unwrap_or_else(|| panic!("no {name}"))
 }
 
+/// Nothing is wider than 80 columns but the command line, which is to be pasted.
+fn narrow(shown: &str) -> bool {
+    let (report, _) = shown.split_once("Repeat with").unwrap();
+    report.lines().all(|l| l.chars().count() <= 80)
+}
+
 #[test]
 fn probes_hold_on_fixtures() {
     for model in [GLM, DSV3] {
@@ -99,12 +105,12 @@ fn gates_stand_beside_the_verdict() {
         assert_eq!(rule(g, "flashmla")["passed"], false, "{g}");
     }
     for g in gates.iter().filter(|g| g["tensor"] == "lse") {
-        assert_eq!(g["verdict"], "rounding", "{g}");
+        assert!(g["verdict"] == "rounding" || g["verdict"] == "exact", "{g}");
         assert_eq!(g["rules"].as_array().unwrap().len(), 4);
     }
 }
 
-/// A correct bf16 kernel passes the rules that are made for one.
+/// A correct bf16 kernel passes the rules that leave room for one; FlashMLA's sum does not, here.
 #[test]
 fn gates_of_a_clean_run() {
     let l = layer(&run(GLM, &["--gates", "--format", "json"]));
@@ -122,7 +128,7 @@ fn gates_of_a_clean_run() {
     assert!(
         block.contains("o_latent") && block.contains("twice-low") && block.contains("rules: cosine > 0.99")
     );
-    assert!(shown.lines().all(|l| l.chars().count() <= 80), "{shown}");
+    assert!(narrow(&shown), "{shown}");
 }
 
 #[test]
@@ -149,7 +155,7 @@ fn cumulative_differences_are_shown_and_not_judged() {
     assert!(list(&bf16, "cumulative").iter().all(|d| d["tensor"] != "part_o"));
     let shown = text(&run(GLM, &["--cumulative"]));
     assert!(shown.contains("shown, not judged") && shown.contains("relative L2"), "{shown}");
-    assert!(shown.lines().all(|l| l.chars().count() <= 80), "{shown}");
+    assert!(narrow(&shown), "{shown}");
 }
 
 #[test]

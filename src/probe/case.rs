@@ -40,10 +40,10 @@ pub struct Common {
 }
 
 impl Common {
-    /// The base case. `latents` are the columns of its one-hot context rows, from position 0 on; `longest` bounds
-    /// the context, which else is a page and a row.
-    pub fn base(&self, latents: &[usize], longest: usize) -> Case {
-        let context = (self.page_size + 1).clamp(latents.len(), longest);
+    /// The base case. `latents` are the columns of its one-hot context rows, from position 0 on; `context`:
+    /// rows in front of the decode step.
+    pub fn base(&self, latents: &[usize], context: usize) -> Case {
+        let context = context.max(latents.len());
         let requests = [(0, 1), (0, 2), (context, 1)];
         let mut case = self.case(&requests);
         let rows = &mut case.given.context[2];
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn the_base_case_has_one_hot_rows_and_passes_a_page() {
-        let case = COMMON.base(&[0, 4, 2], 12);
+        let case = COMMON.base(&[0, 4, 2], 5);
         let seq = &case.plan.sequences[2];
         assert_eq!((seq.context, seq.keys().div_ceil(4)), (5, 2));
         let rows = &case.given.context[2];

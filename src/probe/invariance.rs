@@ -101,12 +101,13 @@ fn compare(base: &Kept, other: &Kept, case: &Case, moved: &Case, form: Form, fac
                 if token.get(row).is_some_and(|t| inexact.contains(&(*t, head))) {
                     continue;
                 }
-                let holds = if factor == 1.0 {
-                    a.bits(row, col) == b.bits(other_row, col)
-                } else {
-                    let (x, y) = (a.get(row, col), b.get(other_row, col));
-                    y == x * factor || x.is_nan() && y.is_nan()
-                };
+                let (x, y) = (a.get(row, col), b.get(other_row, col));
+                // NaN on both sides agrees and says nothing.
+                if x.is_nan() && y.is_nan() {
+                    continue;
+                }
+                let same = a.bits(row, col) == b.bits(other_row, col);
+                let holds = if factor == 1.0 { same } else { y == x * factor };
                 count.check(holds, || place(case, form, stage, a, row, col));
             }
         }

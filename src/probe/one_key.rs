@@ -319,8 +319,8 @@ mod tests {
             contract.softmax.p = Some(dtype);
             for s in [0.0, 3.0, 30.0, 100.0] {
                 let kernel = Kernel { contract: &contract, p: p_error(s), split: false };
-                // A power of two has the narrowest cell below it; 1 − 2^-9 and 1.99 have the widest error.
-                for v in [1.0, 1.0 - 1.0 / 512.0, 1.984375, -0.75] {
+                // A power of two has the narrowest cell below it; 1 − 2^-8 and 1.98 have the widest error.
+                for v in [1.0, 1.0 - 1.0 / 256.0, 1.984375, -0.75] {
                     let b = kernel.of_value(v);
                     assert_eq!((dtype.round(v - b), dtype.round(v + b)), (v, v), "{dtype} {s} {v}");
                 }
