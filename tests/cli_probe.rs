@@ -154,7 +154,7 @@ fn cumulative_differences_are_shown_and_not_judged() {
     assert!(get(&f32, "out") < 1e-5, "{f32}");
     assert!(list(&bf16, "cumulative").iter().all(|d| d["tensor"] != "part_o"));
     let shown = text(&run(GLM, &["--cumulative"]));
-    assert!(shown.contains("shown, not judged") && shown.contains("relative L2"), "{shown}");
+    assert!(shown.contains("Shown, not judged: differences") && shown.contains("relative L2"), "{shown}");
     assert!(narrow(&shown), "{shown}");
 }
 

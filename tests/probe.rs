@@ -79,12 +79,13 @@ fn all_hold_for_correct_engines() {
     }
 }
 
+type Done = Result<(), EngineError>;
+/// Runs the engine on a layer of its own making.
+type Relayer<'f> = &'f dyn Fn(&Layer, &mut dyn FnMut(&Layer) -> Done) -> Done;
+
 /// An engine around the CPU engine that reads another layer, or something else of what it handed over.
 struct Wrapped<'f> {
-    layer: &'f (
-            dyn Fn(&Layer, &mut dyn FnMut(&Layer) -> Result<(), EngineError>) -> Result<(), EngineError>
-                + Sync
-        ),
+    layer: Relayer<'f>,
     reads: &'f dyn Fn(&Case, TensorId, &mut Tensor),
 }
 

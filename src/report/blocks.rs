@@ -90,7 +90,7 @@ pub(super) fn cumulative(out: &mut String, l: &LayerReport, width: usize) {
     wrapped(
         out,
         "",
-        "Differences from float64 computed from the start of the layer: shown, not judged. Rounding of weights and of \
+        "Shown, not judged: differences from float64 computed from the start of the layer. Rounding of weights and of \
          all stages before adds up in them.",
         width,
     );
