@@ -10,8 +10,11 @@ use crate::engine::cpu::CpuEngine;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::{Engine, EngineError};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
+use crate::judge::cumulative::{self, Drift, KeepAll};
+use crate::judge::watch::{self, GateReport, Watch};
 use crate::judge::{Budget, Recorder, Session, Settings, Unit, Verdict, Which, compare_scalars, overall};
 use crate::model::{Convention, Layer, Model, ModelError, Reading};
+use crate::probe::{self, Probe, Subject};
 use crate::report::{CaseReport, LayerReport};
 use crate::trace::save::Saver;
 use mla_numeric::DType;
@@ -69,6 +72,10 @@ pub struct Options {
     pub fault: Option<Fault>,
     /// Where tensors are written.
     pub save: Option<PathBuf>,
+    /// Ask other people's rules too.
+    pub gates: bool,
+    /// Show differences from the start of the layer.
+    pub cumulative: bool,
 }
 
 impl Default for Options {
@@ -88,6 +95,8 @@ impl Default for Options {
             budget: Budget::default(),
             fault: None,
             save: None,
+            gates: false,
+            cumulative: false,
         }
     }
 }
@@ -158,6 +167,10 @@ pub fn layer_with(
         names: BTreeMap::new(),
         scalars: compare_scalars(&engine.spec(&layer), &layer.spec),
         tensors: Vec::new(),
+        probes: Vec::new(),
+        probe_seconds: 0.0,
+        gates: Vec::new(),
+        cumulative: Vec::new(),
         odd: Vec::new(),
         forms_agree: None,
         seconds: 0.0,
@@ -181,8 +194,11 @@ pub fn layer_with(
             ..Settings::default()
         };
         let recorder = saver.as_mut().map(|s| s as &mut dyn Recorder);
-        (report.tensors, report.odd) = judge(&layer, &case, options, settings, engine, recorder, progress)?;
+        let judged = judge(&layer, &case, options, settings, engine, recorder, progress)?;
+        (report.tensors, report.odd) = (judged.units, judged.odd);
+        (report.gates, report.cumulative) = (judged.gates, judged.cumulative);
         report.verdict = overall(&report.tensors);
+        probed(&layer, &case, options, engine, progress, &mut report)?;
     }
     if let Some(s) = saver {
         s.finish(&spec, &case, &contract).map_err(|e| CheckError::Save(e.to_string()))?;
@@ -245,8 +261,19 @@ fn other_conventions(model: &Model, spec: &Spec) -> Vec<(String, Spec)> {
     others
 }
 
-/// Runs an engine into the judge, with the options' deliberate fault if there is one. Gives the units in the order
-/// of judgement, and what is odd in the weights.
+/// What a judgement gives.
+pub struct Judged {
+    /// Units in the order of judgement.
+    pub units: Vec<Unit>,
+    /// What is odd in the weights.
+    pub odd: Vec<String>,
+    /// What other people's rules say, where asked for.
+    pub gates: Vec<GateReport>,
+    /// Differences from the start of the layer, where asked for.
+    pub cumulative: Vec<Drift>,
+}
+
+/// Runs an engine into the judge, with the options' deliberate fault if there is one.
 pub fn judge<'a>(
     layer: &'a Layer<'a>,
     case: &'a Case,
@@ -255,22 +282,57 @@ pub fn judge<'a>(
     engine: &dyn Engine,
     recorder: Option<&'a mut dyn Recorder>,
     progress: &'a dyn Fn(&str),
-) -> Result<(Vec<Unit>, Vec<String>), CheckError> {
-    let mut session =
-        Session::new(layer, case, &options.forms, engine.contract(), recorder, Box::new(progress))
-            .with(settings);
+) -> Result<Judged, CheckError> {
+    let contract = engine.contract();
+    let mut session = Session::new(layer, case, &options.forms, contract.clone(), recorder, Box::new(progress))
+        .with(settings);
+    let mut keep = KeepAll::new(options.cumulative, &mut session);
+    let mut watch = Watch::new(options.gates, layer, case, &options.forms, &contract, &mut keep);
     match &options.fault {
-        None => engine.run(layer, case, &options.forms, &mut session)?,
+        None => engine.run(layer, case, &options.forms, &mut watch)?,
         Some(fault) => {
             let weights = FaultyWeights::new(fault, layer.weights)?;
             let spec: Spec = fault.spec(&layer.spec);
             let faulty = Layer { index: layer.index, spec, weights: &weights };
-            let mut alter = Alter::new(fault, engine.seams(), &layer.spec, &case.plan, &mut session)?;
+            let mut alter = Alter::new(fault, engine.seams(), &layer.spec, &case.plan, &mut watch)?;
             engine.run(&faulty, case, &options.forms, &mut alter)?;
             alter.finish()?;
         }
     }
-    Ok(session.finish())
+    let mut gates = watch.finish();
+    let kept = keep.finish();
+    let (units, odd) = session.finish();
+    watch::with_verdicts(&mut gates, &units);
+    let cumulative =
+        if options.cumulative { cumulative::drift(layer, case, &options.forms, kept)? } else { Vec::new() };
+    Ok(Judged { units, odd, gates, cumulative })
+}
+
+/// Probes the engine; what is broken is evidence for a fault.
+fn probed(
+    layer: &Layer,
+    case: &Case,
+    options: &Options,
+    engine: &dyn Engine,
+    progress: &dyn Fn(&str),
+    report: &mut LayerReport,
+) -> Result<(), CheckError> {
+    let subject = Subject {
+        engine,
+        layer,
+        forms: &options.forms,
+        fault: options.fault.as_ref(),
+        seed: options.seed,
+        page_size: case.plan.page_size,
+        splits: case.plan.splits,
+    };
+    let started = std::time::Instant::now();
+    report.probes = probe::all(&subject, progress)?;
+    report.probe_seconds = started.elapsed().as_secs_f64();
+    if report.probes.iter().any(Probe::broken) {
+        report.verdict = report.verdict.max(Verdict::Fault);
+    }
+    Ok(())
 }
 
 /// Runs the float64 reference; returns the largest difference between its forms, where both ran.

@@ -15,8 +15,9 @@ gguf → model → case → engine → judge → report
 - [`judge`]: each tensor against the float64 reference, from the engine's own inputs, within proven bounds.
 - [`report`]: one serde struct and its renderers.
 
-[`check`] puts them in order; [`cli`] sits on top and calls all. [`trace`] holds tensors as bits, [`fault`] plants
-deliberate faults, [`synth`] writes model files, [`study`] runs the judge many times to learn how good it is. Vocabulary and truth lie underneath, in the crates `mla_reference`
+[`probe`] asks an engine small questions of its own. [`check`] puts them in order; [`cli`] sits on top and calls all.
+[`trace`] holds tensors as bits, [`fault`] plants deliberate faults, [`synth`] writes model files, [`study`] runs the
+judge many times to learn how good it is. Vocabulary and truth lie underneath, in the crates `mla_reference`
 (stages in float64, contracts, dequantisation) and `mla_numeric` (number formats, the tensor core's sum).
 
 ```
@@ -44,6 +45,7 @@ pub mod fault;
 pub mod gguf;
 pub mod judge;
 pub mod model;
+pub mod probe;
 pub mod report;
 pub mod study;
 pub mod synth;

@@ -79,6 +79,14 @@ pub struct RunArgs {
     /// Write every tensor of engine and reference as .npy, with a manifest
     #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
+    /// Also show what other people's rules say of the outputs: cosine 0.99, NMSE 5e-4, allclose 1e-2, FlashMLA's,
+    /// 2 × low precision. They decide nothing. Memory for tensors doubles
+    #[arg(long)]
+    gates: bool,
+    /// Also show differences from float64 computed from the start of the layer, never judged. Memory for tensors
+    /// doubles, and the reference runs a second time
+    #[arg(long)]
+    cumulative: bool,
     /// Also write the report to a .json file (repeatable)
     #[arg(long, value_name = "FILE.json")]
     report: Vec<PathBuf>,
@@ -336,6 +344,14 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
             "engine reference has no faults: it is what engines are held against\n  where: --fault\n  do: use --engine cpu".into(),
         ));
     }
+    if let Some(flag) = [("--gates", args.gates), ("--cumulative", args.cumulative)]
+        .iter()
+        .find_map(|(name, on)| (*on && engine == EngineKind::Reference).then_some(name))
+    {
+        return Err(Failure::Input(format!(
+            "engine reference is compared with nothing\n  where: {flag}\n  do: use --engine cpu, or leave {flag} out"
+        )));
+    }
     let hidden = match &args.hidden {
         None => None,
         Some(path) => Some(npy::read_matrix(path).map_err(Failure::input)?),
@@ -358,6 +374,8 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         reading: Reading { convention: args.convention, norm_eps: args.norm_eps },
         fault,
         save: args.save.clone(),
+        gates: args.gates,
+        cumulative: args.cumulative,
     };
     Ok((options, choice.to_string()))
 }

@@ -45,6 +45,9 @@ pub enum SinkError {
     /// Writing it down failed: what, where, what to do.
     #[error("{0}")]
     Write(String),
+    /// The sink has what it wanted: the engine stops, and nothing is wrong.
+    #[error("nobody asked for more")]
+    Enough,
 }
 
 /// Takes what an engine computes.

@@ -14,7 +14,9 @@ pub mod bound;
 pub mod closer;
 pub mod compare;
 pub mod conclude;
+pub mod cumulative;
 pub mod evidence;
+pub mod gates;
 mod geometry;
 pub mod localise;
 pub mod menu;
@@ -25,6 +27,7 @@ pub mod stats;
 mod tally;
 mod unit;
 mod verdict;
+pub mod watch;
 mod weights;
 
 pub use conclude::{Budget, Power};

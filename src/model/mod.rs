@@ -9,11 +9,13 @@ pub mod arch;
 mod convention;
 mod deepseek2;
 mod glm_dsa;
+mod grid;
 pub mod lint;
 mod read;
 mod weights;
 
 pub use convention::{Convention, Numbers, Yarn};
+pub use grid::Grid;
 pub use weights::{LEGACY, LayerWeights, Layout, Stored};
 
 use crate::gguf::{Gguf, GgufError};

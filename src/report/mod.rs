@@ -5,14 +5,18 @@ The report: one serde struct, and its renderers.
 [`terminal`] renders the same struct for people; the text is not an interface. [`study`] does so for studies of the judge.
 */
 
+mod blocks;
 pub mod finding;
 pub mod markdown;
 pub mod study;
 pub mod terminal;
 
 use crate::engine::Description;
+use crate::judge::cumulative::Drift;
+use crate::judge::watch::GateReport;
 use crate::judge::{Budget, ScalarDifference, Unit, Verdict};
 use crate::model::{Layout, Model, Stored};
+use crate::probe::Probe;
 use mla_reference::{Contract, Geometry, RowName};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -135,6 +139,16 @@ pub struct LayerReport {
     pub scalars: Vec<ScalarDifference>,
     /// Unit by unit, in the order of judgement.
     pub tensors: Vec<Unit>,
+    /// Probes of the engine, form by form; a broken one is a fault.
+    pub probes: Vec<Probe>,
+    /// Time that probes took, part of `seconds`.
+    pub probe_seconds: f64,
+    /// `--gates`: what other people's rules say of the outputs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gates: Vec<GateReport>,
+    /// `--cumulative`: differences from the start of the layer; shown, not judged.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cumulative: Vec<Drift>,
     /// What is odd in the weights themselves.
     pub odd: Vec<String>,
     /// Engine `reference`: largest difference between the forms, relative to the largest value.

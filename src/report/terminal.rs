@@ -7,7 +7,7 @@ Colours are ANSI sequences that the writer strips where they are not wanted; no 
 */
 
 use super::finding::{self, short};
-use super::{LayerReport, Report, markdown};
+use super::{LayerReport, Report, blocks, markdown};
 use crate::judge::{Digest, Unit, Verdict, Which};
 use mla_reference::{Form, Phase};
 use std::fmt::Write;
@@ -27,7 +27,7 @@ pub fn verdict_lines(report: &Report) -> String {
     report.layers.iter().map(|l| verdict_line(report, l) + "\n").collect()
 }
 
-fn paint(v: Verdict, text: &str) -> String {
+pub(super) fn paint(v: Verdict, text: &str) -> String {
     match v.row().colour {
         Some(c) => {
             let style = c.on_default().effects(anstyle::Effects::BOLD);
@@ -105,6 +105,7 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
             width,
         );
     }
+    blocks::broken_probes(out, l, width);
     out.push('\n');
     let m = &report.model;
     let files = match m.files.as_slice() {
@@ -142,8 +143,11 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
             width,
         );
     }
+    blocks::probes(out, l, width);
     out.push('\n');
     table(out, l, width);
+    blocks::gates(out, l, width);
+    blocks::cumulative(out, l, width);
     for o in &l.odd {
         wrapped(out, "odd: ", o, width);
     }
@@ -377,7 +381,7 @@ fn not_judged(out: &mut String, report: &Report, width: usize) {
 }
 
 /// Writes a paragraph with a hanging indent.
-fn wrapped(out: &mut String, lead: &str, text: &str, width: usize) {
+pub(super) fn wrapped(out: &mut String, lead: &str, text: &str, width: usize) {
     let indent = " ".repeat(lead.chars().count());
     let mut line = lead.to_string();
     let mut used = line.chars().count();

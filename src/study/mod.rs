@@ -58,7 +58,7 @@ pub fn judge<'a>(
         return Ok(Outcome { verdict: Verdict::Fault, units: Vec::new() });
     }
     let settings = Settings { budget: options.budget, seed: options.seed, closer, ..Settings::default() };
-    let (units, _) = check::judge(layer, case, options, settings, engine, recorder, &|_| ())?;
+    let units = check::judge(layer, case, options, settings, engine, recorder, &|_| ())?.units;
     Ok(Outcome { verdict: overall(&units), units })
 }
 

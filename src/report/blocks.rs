@@ -1,0 +1,114 @@
+/*! Blocks of the terminal report beside the table of tensors: probes, other people's rules, cumulative differences. */
+
+use super::LayerReport;
+use super::finding::short;
+use super::terminal::{paint, wrapped};
+use crate::judge::Verdict;
+use crate::probe::{Outcome, Probe};
+use mla_reference::{Form, Phase};
+use std::fmt::Write;
+
+/// One line where all probes held; what is broken, and what it means, else.
+pub(super) fn probes(out: &mut String, l: &LayerReport, width: usize) {
+    if l.probes.is_empty() {
+        return;
+    }
+    let held = l.probes.iter().filter(|p| matches!(p.outcome, Outcome::Held { .. }));
+    let mut names: Vec<&str> = Vec::new();
+    held.clone().for_each(|p| {
+        if !names.contains(&p.name) {
+            names.push(p.name);
+        }
+    });
+    let (held, all) = (held.count(), l.probes.len());
+    let list = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
+    let count = if held == all { format!("all {all} held") } else { format!("{held} of {all} held") };
+    wrapped(out, "probes    ", &format!("{count}{list}"), width);
+    for p in &l.probes {
+        if let Outcome::NotApplicable { why } = &p.outcome {
+            let text = format!("{}/{}: nothing learned, {why}", p.form.name(), p.name);
+            wrapped(out, "          ", &text, width);
+        }
+    }
+}
+
+/// What a broken probe says, as evidence.
+pub(super) fn broken_probes(out: &mut String, l: &LayerReport, width: usize) {
+    for Probe { name, form, outcome, says } in &l.probes {
+        let Outcome::Broken { what, place, broken, elements } = outcome else { continue };
+        let head = format!("broken probe: {}/{name}", form.name());
+        let _ = writeln!(out, "\n{}", paint(Verdict::Fault, &head));
+        wrapped(out, "  ", what, width);
+        wrapped(out, "  first at ", place, width);
+        wrapped(out, "  ", &format!("{broken} of {elements} elements"), width);
+        wrapped(out, "  look at ", says, width);
+    }
+}
+
+/// Rules as columns, as shares of what they allow.
+pub(super) fn gates(out: &mut String, l: &LayerReport, width: usize) {
+    if l.gates.is_empty() {
+        return;
+    }
+    out.push('\n');
+    wrapped(
+        out,
+        "",
+        "What other people's rules say of the same outputs, as shares of what they allow (up to 1 passes; ! fails):",
+        width,
+    );
+    let names = ["cosine", "nmse", "allclose", "flashmla", "twice-low"];
+    let titles: String = names.iter().map(|n| format!("{n:>10}")).collect();
+    let _ = writeln!(out, "{:<9} {:<8}{:<10}{titles}", "tensor", "phase", "ours");
+    let mut form = None;
+    for g in &l.gates {
+        if form != g.form {
+            let _ = writeln!(out, "{}:", g.form.map_or("", Form::name));
+            form = g.form;
+        }
+        let ours = g.verdict.name();
+        let pad = " ".repeat(10usize.saturating_sub(ours.len()));
+        let mut line = format!("{:<9} {:<8}{}{pad}", g.tensor, Phase::name(g.phase), paint(g.verdict, ours));
+        for name in names {
+            line += &match g.rules.iter().find(|r| r.rule == name) {
+                None => format!("{:>10}", "-"),
+                Some(r) => format!("{:>9}{}", short(r.share), if r.passed { ' ' } else { '!' }),
+            };
+        }
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+    let legend = "cosine > 0.99, NMSE 5e-4 (llama.cpp), allclose 1e-2 (FlashInfer), FlashMLA's element and sum limits, \
+                  2 × an eager 16-bit computation (FlashAttention); against plain float64, nothing emulated";
+    wrapped(out, "rules: ", legend, width);
+}
+
+/// Differences from the start of the layer.
+pub(super) fn cumulative(out: &mut String, l: &LayerReport, width: usize) {
+    if l.cumulative.is_empty() {
+        return;
+    }
+    out.push('\n');
+    wrapped(
+        out,
+        "",
+        "Shown, not judged: differences from float64 computed from the start of the layer. Rounding of weights and of \
+         all stages before adds up in them.",
+        width,
+    );
+    let _ = writeln!(out, "{:<12} {:<9}{:>12}{:>12}", "tensor", "form", "relative L2", "max abs");
+    for d in &l.cumulative {
+        let relative = d.relative_l2.map_or("-".into(), |v| format!("{v:.2e}"));
+        let odd = if d.not_finite > 0 {
+            format!("  {} not finite on one side", d.not_finite)
+        } else {
+            String::new()
+        };
+        let form = d.form.map_or("", Form::name);
+        let _ = writeln!(
+            out,
+            "{:<12} {form:<9}{relative:>12}{:>12}{odd}",
+            d.tensor,
+            format!("{:.2e}", d.max_abs)
+        );
+    }
+}
