@@ -19,7 +19,7 @@ use super::sample::Sample;
 use super::stats::direction::{Cluster, Estimate, Kind, Weighed, cluster, floor, p_value, test_direction};
 use super::stats::flips::{BLOCK, Flips, MIN_ROWS};
 use super::stats::noise::{Jump, jumps};
-use super::stats::score::{Fineness, informations, scale_of, scores};
+use super::stats::score::{Fineness, both_of, scale_of};
 use super::tally::Tally;
 use mla_numeric::DType;
 use mla_reference::{Contract, RowName, Terms};
@@ -390,20 +390,24 @@ impl Evidence {
                 }
                 Terms::Split { merged, head, lse: false } => {
                     let parts = merged.parts.iter().enumerate();
-                    parts.flat_map(|(s, a)| jumps(contract, a, head, i, merged.weights[[s, i]], &chosen)).collect()
+                    parts
+                        .flat_map(|(s, a)| jumps(contract, a, head, i, merged.weights[[s, i]], &chosen))
+                        .collect()
                 }
                 _ => Vec::new(),
             };
             for fineness in Fineness::ALL {
                 let s: Vec<f64> = sigma.iter().zip(&ulp).map(|(a, b)| scale_of(*a, *b, fineness)).collect();
-                let g = scores(self.dtype, &o, &x, &s);
-                let info = informations(self.dtype, &x, &s);
+                let (g, info) = both_of(self.dtype, &o, &x, &s);
                 let mut add = |direction, d: &[f64]| {
                     let mut pair = Pair { cluster: cluster(&g, &info, d), jumps: Jumps::default() };
                     for jump in &jumps {
                         // A score is bounded by 1/s, however far the output moves.
                         let along = jump.moves.iter().zip(&info).zip(&s).zip(d);
-                        let size = along.map(|(((m, i), s), d)| (i * m).clamp(-1.0 / s, 1.0 / s) * d).sum::<f64>().abs();
+                        let size = along
+                            .map(|(((m, i), s), d)| (i * m).clamp(-1.0 / s, 1.0 / s) * d)
+                            .sum::<f64>()
+                            .abs();
                         let squares = jump.often * size * size;
                         pair.jumps.add(Jumps { often: jump.often, squares, largest: size });
                     }
@@ -565,7 +569,10 @@ impl Evidence {
             measure(None, pairs.values().collect());
             if *direction == Direction::Gain && *fineness == Fineness::Coarse && self.columns.heads > 1 {
                 for h in 0..self.columns.heads {
-                    measure(Some(h), pairs.iter().filter(|((_, head), _)| *head == h).map(|(_, p)| p).collect());
+                    measure(
+                        Some(h),
+                        pairs.iter().filter(|((_, head), _)| *head == h).map(|(_, p)| p).collect(),
+                    );
                 }
             }
         }
