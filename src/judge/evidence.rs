@@ -22,7 +22,7 @@ use super::stats::noise::{Jump, jumps};
 use super::stats::score::{Fineness, informations, scale_of, scores};
 use super::tally::Tally;
 use mla_numeric::DType;
-use mla_reference::{Contract, RowName, Terms};
+use mla_reference::{RowName, Terms};
 use ndarray::Array2;
 use std::collections::BTreeMap;
 
@@ -181,6 +181,7 @@ pub struct Evidence {
     pub unlikely: u64,
     dtype: DType,
     columns: Columns,
+    /// Whether all casts of all pieces were emulated.
     emulated: bool,
     rows: BTreeMap<usize, Flips>,
     heads: Vec<Flips>,
@@ -212,13 +213,13 @@ pub struct Piece<'p, 't, 'h> {
 
 impl Evidence {
     /// Nothing yet.
-    pub fn new(dtype: DType, columns: Columns, contract: &Contract) -> Evidence {
+    pub fn new(dtype: DType, columns: Columns) -> Evidence {
         Evidence {
             tally: Tally::default(),
             unlikely: 0,
             dtype,
             columns,
-            emulated: super::predict::emulated(contract),
+            emulated: true,
             rows: BTreeMap::new(),
             heads: vec![Flips::default(); columns.heads],
             blocks: vec![Flips::default(); columns.width.div_ceil(BLOCK)],
@@ -243,6 +244,7 @@ impl Evidence {
             rows.iter().for_each(|&i| self.tally.copy(self.dtype, at(i), engine(i), x(i)));
             return;
         }
+        self.emulated &= piece.prediction.emulated();
         self.steps = self.steps.max(piece.prediction.steps());
         let mut rounded = vec![0.0; n];
         let mut flips: Vec<(usize, Vec<usize>)> = Vec::new();
@@ -390,7 +392,9 @@ impl Evidence {
                 }
                 Terms::Split { merged, head, lse: false } => {
                     let parts = merged.parts.iter().enumerate();
-                    parts.flat_map(|(s, a)| jumps(contract, a, head, i, merged.weights[[s, i]], &chosen)).collect()
+                    parts
+                        .flat_map(|(s, a)| jumps(contract, a, head, i, merged.weights[[s, i]], &chosen))
+                        .collect()
                 }
                 _ => Vec::new(),
             };
@@ -403,7 +407,10 @@ impl Evidence {
                     for jump in &jumps {
                         // A score is bounded by 1/s, however far the output moves.
                         let along = jump.moves.iter().zip(&info).zip(&s).zip(d);
-                        let size = along.map(|(((m, i), s), d)| (i * m).clamp(-1.0 / s, 1.0 / s) * d).sum::<f64>().abs();
+                        let size = along
+                            .map(|(((m, i), s), d)| (i * m).clamp(-1.0 / s, 1.0 / s) * d)
+                            .sum::<f64>()
+                            .abs();
                         let squares = jump.often * size * size;
                         pair.jumps.add(Jumps { often: jump.often, squares, largest: size });
                     }
@@ -427,6 +434,7 @@ impl Evidence {
     pub fn merge(&mut self, other: Evidence) {
         self.tally.merge(other.tally);
         self.unlikely += other.unlikely;
+        self.emulated &= other.emulated;
         for (row, flips) in other.rows {
             self.rows.entry(row).or_default().merge(flips);
         }
@@ -455,6 +463,11 @@ impl Evidence {
     /// Honest share of odd elements of the whole.
     pub fn whole_limit(&self) -> f64 {
         self.limit(&self.whole())
+    }
+
+    /// Whether all casts were emulated.
+    pub fn emulated(&self) -> bool {
+        self.emulated
     }
 
     /// Whether odd elements are as few as they should be, so that fine scores may be believed.
@@ -565,7 +578,10 @@ impl Evidence {
             measure(None, pairs.values().collect());
             if *direction == Direction::Gain && *fineness == Fineness::Coarse && self.columns.heads > 1 {
                 for h in 0..self.columns.heads {
-                    measure(Some(h), pairs.iter().filter(|((_, head), _)| *head == h).map(|(_, p)| p).collect());
+                    measure(
+                        Some(h),
+                        pairs.iter().filter(|((_, head), _)| *head == h).map(|(_, p)| p).collect(),
+                    );
                 }
             }
         }

@@ -58,10 +58,11 @@ fn verdict_line(report: &Report, l: &LayerReport) -> String {
         (v, None) => v.to_string(),
     };
     line += &format!(
-        "engine {}, layer {} of {}, weights as stored: {}",
+        "engine {}, layer {} of {}, weights as stored{}: {}",
         l.engine.name,
         l.layer,
         report.model.layers,
+        l.judged.as_ref().map_or(String::new(), |j| format!(", contract {}", j.by)),
         paint(l.verdict, &verdict)
     );
     line
@@ -151,7 +152,8 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
     for o in &l.odd {
         wrapped(out, "odd: ", o, width);
     }
-    if !bad.is_empty() && norms_agree(&bad) {
+    let broken = bad.iter().any(|u| u.verdict != Verdict::ContractDiffers);
+    if broken && norms_agree(&bad) {
         out.push('\n');
         wrapped(
             out,
@@ -161,7 +163,7 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         );
     }
     let _ = writeln!(out, "\n{:.1} s\n", l.seconds);
-    if !bad.is_empty() {
+    if broken {
         paste(out, report, l);
     }
 }
@@ -208,7 +210,11 @@ fn picture(out: &mut String, l: &LayerReport, width: usize) {
 
 /// What is bad about one unit, where and how much.
 fn evidence(out: &mut String, l: &LayerReport, u: &Unit, nth: usize, width: usize) {
-    let word = if nth == 0 { "first bad" } else { "also bad" };
+    let word = match (u.verdict, nth) {
+        (Verdict::ContractDiffers, _) => u.verdict.name(),
+        (_, 0) => "first bad",
+        _ => "also bad",
+    };
     let _ = writeln!(out, "{}", paint(u.verdict, &format!("{word}: {}", finding::title(u))));
     for (lead, text) in finding::sentences(l, u) {
         wrapped(out, &format!("  {lead:<12}"), &text, width);
