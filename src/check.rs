@@ -6,6 +6,7 @@ streams into the judge, then verdicts are gathered.
 */
 
 use crate::case::{Batch, Case, Draw, HiddenError, automatic_splits};
+use crate::contracts::{ChoiceError, ContractChoice};
 use crate::engine::cpu::CpuEngine;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::{Engine, EngineError};
@@ -15,10 +16,10 @@ use crate::judge::watch::{self, GateReport, Watch};
 use crate::judge::{Budget, Recorder, Session, Settings, Unit, Verdict, Which, compare_scalars, overall};
 use crate::model::{Convention, Layer, Model, ModelError, Reading};
 use crate::probe::{self, Probe, Subject};
-use crate::report::{CaseReport, LayerReport};
+use crate::report::{CaseReport, Judgement, LayerReport};
 use crate::trace::save::Saver;
 use mla_numeric::DType;
-use mla_reference::{Accumulate, Form, Regime, Spec};
+use mla_reference::{Accumulate, Contract, Form, Regime, Spec, Stage};
 use ndarray::Array2;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -62,6 +63,8 @@ pub struct Options {
     pub splits: Option<usize>,
     /// Accumulator of the CPU engine.
     pub accumulate: AccumulateKind,
+    /// Which contract the judge emulates.
+    pub contract: ContractChoice,
     /// Hidden states.
     pub hidden: Option<Array2<f64>>,
     /// Convention and eps.
@@ -72,8 +75,8 @@ pub struct Options {
     pub fault: Option<Fault>,
     /// Where tensors are written.
     pub save: Option<PathBuf>,
-    /// Ask other people's rules too.
-    pub gates: bool,
+    /// Stages that other people's rules are asked about too.
+    pub gates: Vec<Stage>,
     /// Show differences from the start of the layer.
     pub cumulative: bool,
 }
@@ -90,12 +93,13 @@ impl Default for Options {
             page_size: 64,
             splits: None,
             accumulate: AccumulateKind::Rn,
+            contract: ContractChoice::Declared,
             hidden: None,
             reading: Reading { convention: Convention::Hf, norm_eps: None },
             budget: Budget::default(),
             fault: None,
             save: None,
-            gates: false,
+            gates: Vec::new(),
             cumulative: false,
         }
     }
@@ -118,6 +122,8 @@ pub enum CheckError {
     Hidden(#[from] HiddenError),
     #[error(transparent)]
     Fault(#[from] FaultError),
+    #[error(transparent)]
+    Contract(#[from] ChoiceError),
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error("{0}")]
@@ -149,6 +155,7 @@ pub fn layer_with(
     progress("drawing the case");
     let case = draw(&layer, options)?;
     let contract = engine.contract();
+    let judged = options.contract.of(&contract)?;
     let mut saver = match &options.save {
         None => None,
         Some(dir) => Some(Saver::new(dir, index).map_err(|e| CheckError::Save(e.to_string()))?),
@@ -158,7 +165,9 @@ pub fn layer_with(
         verdict: Verdict::NotCompared,
         engine: engine.describe(),
         contract,
-        contract_text: contract.to_string(),
+        contract_text: contract_text(&contract, &judged, &options.contract),
+        judged: (judged != contract)
+            .then(|| Judgement { by: options.contract.to_string(), contract: judged }),
         weights: stored.stored.clone(),
         layout: stored.layout,
         case: case_report(&case, options),
@@ -201,7 +210,7 @@ pub fn layer_with(
         probed(&layer, &case, options, engine, progress, &mut report)?;
     }
     if let Some(s) = saver {
-        s.finish(&spec, &case, &contract).map_err(|e| CheckError::Save(e.to_string()))?;
+        s.finish(&spec, &case, &judged).map_err(|e| CheckError::Save(e.to_string()))?;
     }
     for unit in report.tensors.iter().filter(|u| u.found.is_some()) {
         if let Which::Tensor(id) = unit.which {
@@ -283,12 +292,13 @@ pub fn judge<'a>(
     recorder: Option<&'a mut dyn Recorder>,
     progress: &'a dyn Fn(&str),
 ) -> Result<Judged, CheckError> {
-    let contract = engine.contract();
+    let declared = engine.contract();
+    let contract = options.contract.of(&declared)?;
+    let settings = Settings { declared: (contract != declared).then_some(declared), ..settings };
     let mut session =
-        Session::new(layer, case, &options.forms, contract.clone(), recorder, Box::new(progress))
-            .with(settings);
+        Session::new(layer, case, &options.forms, contract, recorder, Box::new(progress)).with(settings);
     let mut keep = KeepAll::new(options.cumulative, &mut session);
-    let mut watch = Watch::new(options.gates, layer, case, &options.forms, &contract, &mut keep);
+    let mut watch = Watch::new(&options.gates, layer, case, &options.forms, &contract, &mut keep);
     match &options.fault {
         None => engine.run(layer, case, &options.forms, &mut watch)?,
         Some(fault) => {
@@ -352,6 +362,14 @@ fn reference(
     Ok(apart)
 }
 
+/// The contract in words, and that it is not the engine's where it is not.
+fn contract_text(declared: &Contract, judged: &Contract, choice: &ContractChoice) -> String {
+    match judged == declared {
+        true => judged.to_string(),
+        false => format!("{choice}, not what the engine declares: {judged}"),
+    }
+}
+
 /// The case as reports show it.
 fn case_report(case: &Case, options: &Options) -> CaseReport {
     CaseReport {
@@ -384,6 +402,9 @@ pub fn not_judged(options: &Options) -> Vec<String> {
                 "any engine: the float64 reference was computed, nothing was held against it".to_string(),
             );
         }
+    }
+    if matches!(options.contract, ContractChoice::None) {
+        all.push("tiles and the place of P's cast: no contract says where they are".to_string());
     }
     if options.forms.len() < 2 {
         let other = if options.forms.contains(&Form::Fused) { "absorbed" } else { "fused" };

@@ -19,7 +19,6 @@ fn runs(first: u64, runs: u64, engines: &Engines) -> Calibration {
 
 /// The short form of `mla-check calibrate`, for CI.
 #[test]
-#[ignore = "the judge still accuses some clean runs: mla-check calibrate shows which"]
 fn forty_clean_runs_are_clean() {
     let report = runs(0, 40, &|o| check::engine(o));
     assert!(report.ok, "{:#?}\n{:#?}", report.missed, report.alarms);

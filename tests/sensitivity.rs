@@ -7,7 +7,6 @@ use mla_check::check::{self, CheckError, Options};
 use mla_check::fault::Kind;
 use mla_check::judge::{Unit, Verdict, Which};
 use mla_check::model::Layer;
-use mla_check::study::gates::Watch;
 use mla_check::study::layers::{Data, Made, SHAPES};
 use mla_check::study::sensitivity::{Plan, Row, Runner, Sensitivity, sensitivity};
 use mla_check::study::subjects::{SUBJECTS, Subject};
@@ -57,7 +56,7 @@ impl Runner for Told<'_> {
     fn case(&self, options: &Options) -> Result<Case, CheckError> {
         Ok(check::draw(&self.layer, options)?)
     }
-    fn run(&self, _: &Case, options: &Options, _: &mut Watch) -> Result<Outcome, CheckError> {
+    fn run(&self, _: &Case, options: &Options) -> Result<Outcome, CheckError> {
         self.runs.set(self.runs.get() + 1);
         let size = options.fault.as_ref().map(|f| match f.kind {
             Kind::OutputGain(g) | Kind::SoftmaxScale(g) => g - 1.0,
@@ -68,7 +67,7 @@ impl Runner for Told<'_> {
             let which = Which::Tensor(TensorId::of(Stage::AttnOut, form));
             Unit::without_data(which, None, verdict, "")
         };
-        Ok(Outcome { verdict, units: Form::ALL.map(unit).to_vec() })
+        Ok(Outcome { verdict, units: Form::ALL.map(unit).to_vec(), gates: Vec::new() })
     }
 }
 
@@ -136,8 +135,8 @@ impl Runner for Real<'_> {
     fn case(&self, options: &Options) -> Result<Case, CheckError> {
         Ok(check::draw(&self.0, options)?)
     }
-    fn run(&self, case: &Case, options: &Options, watch: &mut Watch) -> Result<Outcome, CheckError> {
-        study::judge(&self.0, case, options, check::engine(options).as_ref(), Some(watch), false)
+    fn run(&self, case: &Case, options: &Options) -> Result<Outcome, CheckError> {
+        study::judge(&self.0, case, options, check::engine(options).as_ref(), false)
     }
 }
 
@@ -148,9 +147,9 @@ impl Runner for Gated<'_> {
     fn case(&self, options: &Options) -> Result<Case, CheckError> {
         self.0.case(options)
     }
-    fn run(&self, case: &Case, options: &Options, watch: &mut Watch) -> Result<Outcome, CheckError> {
-        self.0.run(case, options, watch)?;
-        self.1.run(case, options, watch)
+    fn run(&self, case: &Case, options: &Options) -> Result<Outcome, CheckError> {
+        let gates = self.0.run(case, options)?.gates;
+        Ok(Outcome { gates, ..self.1.run(case, options)? })
     }
 }
 
@@ -182,12 +181,11 @@ fn every_fault_is_found_at_its_largest_size() {
         let forms = if subject.shared { Vec::new() } else { Form::ALL.to_vec() };
         let mut options = Options { regimes: vec![Regime::Random], forms, seed: 2, ..base() };
         let case = runner.case(&options).unwrap();
-        let clean = runner.run(&case, &options, &mut Watch::all(&[])).unwrap();
+        let clean = runner.run(&case, &options).unwrap();
         let innocent =
             |u: &Unit| !clean.units.iter().any(|c| c.title() == u.title() && study::accuses(c.verdict));
         options.fault = Some(subject.fault(subject.ladder()[0], &case, options.seed).unwrap());
-        let mut watch = Watch::all(&[subject]);
-        let mut outcome = runner.run(&case, &options, &mut watch).unwrap();
+        let mut outcome = runner.run(&case, &options).unwrap();
         outcome.units.retain(innocent);
         let accused: Vec<String> = outcome
             .units

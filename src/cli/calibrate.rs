@@ -3,11 +3,12 @@
 use super::out::{Failure, Output};
 use super::run::{self, EngineArg};
 use crate::check::{self, EngineKind, Options};
+use crate::contracts::ContractChoice;
 use crate::judge::Budget;
 use crate::model::{Model, Reading};
 use crate::report::study;
 use crate::study::calibrate::{Plan, RunError, Source, calibrate};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
 /// Options of `calibrate`.
@@ -35,9 +36,30 @@ pub struct CalibrateArgs {
     /// Who computes: `auto` takes cpu in this version
     #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
     engine: EngineArg,
+    /// Which contract the judge emulates: the engine's, or none (tiles and the cast of P unknown)
+    #[arg(long, value_enum, default_value_t = ContractArg::Declared)]
+    contract: ContractArg,
     /// Probability of a false alarm that the judge grants itself, run by run
     #[arg(long, value_name = "P", default_value_t = Budget::default().alpha, value_parser = probability)]
     budget: f64,
+}
+
+/// The contracts that a study may be about.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum ContractArg {
+    /// What the engine declares
+    Declared,
+    /// The same, with tiles and the place of P's cast unknown
+    None,
+}
+
+impl ContractArg {
+    pub(super) fn choice(self) -> ContractChoice {
+        match self {
+            ContractArg::Declared => ContractChoice::Declared,
+            ContractArg::None => ContractChoice::None,
+        }
+    }
 }
 
 fn probability(text: &str) -> Result<f64, String> {
@@ -60,7 +82,8 @@ pub(super) fn judged_engine(engine: EngineArg) -> Result<EngineKind, Failure> {
 /// Runs the command.
 pub fn main(args: &CalibrateArgs, out: &mut Output) -> Result<u8, Failure> {
     let budget = Budget { alpha: args.budget, ..Budget::default() };
-    let base = Options { engine: judged_engine(args.engine)?, budget, ..Options::default() };
+    let contract = args.contract.choice();
+    let base = Options { engine: judged_engine(args.engine)?, budget, contract, ..Options::default() };
     let models: Vec<Model> =
         args.models.iter().map(|m| Model::open(m)).collect::<Result<_, _>>().map_err(Failure::input)?;
     if let Some(m) = models.iter().find(|m| m.mla_layers().is_empty()) {

@@ -4,8 +4,10 @@ use super::out::{Failure, Output};
 use super::{devices, layers, text};
 use crate::case::{Batch, DEFAULT_BATCH};
 use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options, not_judged};
+use crate::contracts::ContractChoice;
 use crate::engine::{EngineError, SinkError};
 use crate::fault::{Fault, NAMES};
+use crate::judge::watch::OUTPUTS;
 use crate::judge::{Budget, Verdict};
 use crate::model::{Convention, Model, Reading};
 use crate::report::{LayerReport, ModelReport, Report, terminal};
@@ -61,6 +63,10 @@ pub struct RunArgs {
     /// Accumulator that engine cpu emulates
     #[arg(long, value_enum, default_value_t = AccumulateKind::Rn)]
     accumulate: AccumulateKind,
+    /// Which contract the judge emulates: `declared`, `none` (tiles and the cast of P unknown: noise), the softmax of
+    /// a kernel of the built-in table, or a contract in a .toml file
+    #[arg(long, value_name = "declared|none|NAME|FILE.toml", default_value = "declared")]
+    contract: String,
     /// Real hidden states, a .npy file of [token, hidden], instead of drawn ones
     #[arg(long, value_name = "FILE.npy")]
     hidden: Option<PathBuf>,
@@ -365,6 +371,12 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
             "engine reference is compared with nothing\n  where: {flag}\n  do: use --engine cpu, or leave {flag} out"
         )));
     }
+    let contract = ContractChoice::read(&args.contract).map_err(Failure::input)?;
+    if engine == EngineKind::Reference && !matches!(contract, ContractChoice::Declared) {
+        return Err(Failure::Input(
+            "engine reference is judged by no contract\n  where: --contract\n  do: use --engine cpu, or leave --contract out".into(),
+        ));
+    }
     let hidden = match &args.hidden {
         None => None,
         Some(path) => Some(npy::read_matrix(path).map_err(Failure::input)?),
@@ -382,12 +394,13 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
             SplitsArg::Number(n) => Some(n),
         },
         accumulate: args.accumulate,
+        contract,
         hidden,
         budget: Budget { alpha: args.budget, promise: args.promise },
         reading: Reading { convention: args.convention, norm_eps: args.norm_eps },
         fault,
         save: args.save.clone(),
-        gates: args.gates,
+        gates: if args.gates { OUTPUTS.to_vec() } else { Vec::new() },
         cumulative: args.cumulative,
     };
     Ok((options, choice.to_string()))

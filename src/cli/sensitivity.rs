@@ -1,13 +1,12 @@
 /*! `mla-check sensitivity`: the smallest fault of each kind that the judge finds. */
 
-use super::calibrate::judged_engine;
+use super::calibrate::{ContractArg, judged_engine};
 use super::out::{Failure, Output};
 use super::run::{self, DtypeArg, EngineArg, FormArg, RegimeArg};
 use crate::case::{Case, DEFAULT_BATCH};
 use crate::check::{self, CheckError, Options};
 use crate::model::{Convention, Layer, Model, Reading};
 use crate::report::study;
-use crate::study::gates::Watch;
 use crate::study::sensitivity::{Plan, Runner, sensitivity};
 use crate::study::subjects::{SUBJECTS, Subject};
 use crate::study::{self as studies, Outcome};
@@ -54,7 +53,10 @@ pub struct SensitivityArgs {
     /// Faults, a comma list [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = subjects())]
     fault: Vec<&'static Subject>,
-    /// Size of softmax-scale and output-gain that must be found [default: 3e-4]
+    /// Which contract the judge emulates: the engine's, or none (tiles and the cast of P unknown)
+    #[arg(long, value_enum, default_value_t = ContractArg::Declared)]
+    contract: ContractArg,
+    /// Size of softmax-scale and output-gain that must be found [default: 3e-4, without a contract 1e-3]
     #[arg(long, value_name = "X", value_parser = goal)]
     goal: Option<f64>,
 }
@@ -80,13 +82,18 @@ impl Runner for OfFile<'_> {
     fn case(&self, options: &Options) -> Result<Case, CheckError> {
         Ok(check::draw(&self.layer, options)?)
     }
-    fn run(&self, case: &Case, options: &Options, watch: &mut Watch) -> Result<Outcome, CheckError> {
-        studies::judge(&self.layer, case, options, check::engine(options).as_ref(), Some(watch), false)
+    fn run(&self, case: &Case, options: &Options) -> Result<Outcome, CheckError> {
+        studies::judge(&self.layer, case, options, check::engine(options).as_ref(), false)
     }
 }
 
-/// The largest size of softmax-scale and output-gain that still reaches the promise of a default run.
-const GOAL: f64 = 3e-4;
+/// The largest size of softmax-scale and output-gain that reaches the figure.
+const fn default_goal(contract: ContractArg) -> f64 {
+    match contract {
+        ContractArg::Declared => 3e-4,
+        ContractArg::None => 1e-3,
+    }
+}
 
 /// Runs the command.
 pub fn main(args: &SensitivityArgs, out: &mut Output) -> Result<u8, Failure> {
@@ -111,9 +118,10 @@ pub fn main(args: &SensitivityArgs, out: &mut Output) -> Result<u8, Failure> {
             dtype: args.dtype.dtype(),
             seed: args.seed,
             reading,
+            contract: args.contract.choice(),
             ..Options::default()
         },
-        goal: args.goal.unwrap_or(GOAL),
+        goal: args.goal.unwrap_or(default_goal(args.contract)),
     };
     let bar = out.progress(0);
     let result = sensitivity(&plan, &runner, &|what| bar.set_message(what.to_string()));

@@ -22,6 +22,10 @@ assert_eq!(contract.split_ranges(300).len(), 4);
 ```
 */
 
+mod choice;
+
+pub use choice::{ChoiceError, ContractChoice};
+
 use mla_numeric::DType;
 use mla_reference::Contract;
 use serde::Deserialize;

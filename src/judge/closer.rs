@@ -58,7 +58,12 @@ impl<'a> Closer<'a> {
     }
 
     fn try_all(&mut self) {
-        for (name, contract) in menu::entries(self.isolated.contract, self.id.stage, self.id.form) {
+        let mut all = menu::entries(self.isolated.contract, self.id.stage, self.id.form);
+        if let Some(declared) = &self.settings.declared {
+            all.retain(|(_, c)| c != declared);
+            all.insert(0, (menu::declared(self.isolated.contract, declared), *declared));
+        }
+        for (name, contract) in all {
             let other = Isolated { contract: &contract, ..*self.isolated };
             self.tried.push((Explained::Contract(name), other.compare(self.id, self.tensor, None)));
         }

@@ -67,7 +67,7 @@ impl Isolated<'_> {
         let count = |piece: &Piece| {
             let mut mine = BTreeMap::<Phase, (Evidence, Vec<usize>)>::new();
             for i in 0..piece.x.nrows() {
-                let new = || (Evidence::new(tensor.dtype, columns, self.contract), Vec::new());
+                let new = || (Evidence::new(tensor.dtype, columns), Vec::new());
                 mine.entry(phases[piece.at.0 + i]).or_insert_with(new).1.push(i);
             }
             for (phase, (evidence, rows)) in &mut mine {

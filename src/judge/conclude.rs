@@ -18,7 +18,7 @@ use super::verdict::Verdict;
 use mla_numeric::DType;
 use serde::Serialize;
 
-/// Median bound above which a 16-bit tensor says too little, in ulps.
+/// Median bound above which a 16-bit tensor with emulated casts says too little, in ulps.
 const DULL: f64 = 2.0;
 
 /// What a run may get wrong, and what it promises to see.
@@ -77,6 +77,7 @@ pub struct Basis {
     measured: Vec<Measured>,
     steps: f64,
     clean: bool,
+    emulated: bool,
     dtype: DType,
     row: Option<(u64, f64)>,
     head: Option<(u64, f64)>,
@@ -92,6 +93,7 @@ impl Basis {
             measured: e.measured(),
             steps: e.steps,
             clean: e.clean(),
+            emulated: e.emulated(),
             dtype,
             row: e.row_slice().map(|f| (f.elements, f.limit())),
             head: e.head_slice().map(|f| (f.elements, f.limit())),
@@ -166,7 +168,9 @@ impl Basis {
         if power.scale_applies {
             hold("scale", power.scale);
         }
-        if let Some(m) = median_bound.filter(|m| *m > DULL && !Evidence::wide(self.dtype)) {
+        // A cast that may have been anywhere is in every bound: asked to judge without its place, one asks for that.
+        let narrow = self.emulated && !Evidence::wide(self.dtype);
+        if let Some(m) = median_bound.filter(|m| *m > DULL && narrow) {
             why.push(format!(
                 "half of the bounds are wider than {m:.1} ulps (at most {DULL} say something); a contract with fewer \
                  roundings, or a wider dtype, would do"
@@ -176,8 +180,8 @@ impl Basis {
     }
 }
 
-/// Gives every unit its verdict.
-pub fn conclude(units: &mut [Unit], budget: Budget) {
+/// Gives every unit its verdict; `explained`: that of evidence which another contract explains.
+pub fn conclude(units: &mut [Unit], budget: Budget, explained: Verdict) {
     let at: Vec<(usize, usize)> =
         units.iter().enumerate().flat_map(|(u, unit)| (0..unit.tests.len()).map(move |t| (u, t))).collect();
     let logs: Vec<f64> = at.iter().map(|(u, t)| units[*u].tests[*t].log_p).collect();
@@ -203,7 +207,7 @@ pub fn conclude(units: &mut [Unit], budget: Budget) {
         let bad = !unit.evidence.is_empty() || unit.verdict == Verdict::Fault;
         if bad {
             unit.verdict = match &unit.explained {
-                Some(Explained::Contract(_)) => Verdict::ContractBroken,
+                Some(Explained::Contract(_)) => explained,
                 _ => Verdict::Fault,
             };
         } else {

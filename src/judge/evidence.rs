@@ -22,7 +22,7 @@ use super::stats::noise::{Jump, jumps};
 use super::stats::score::{Fineness, both_of, scale_of};
 use super::tally::Tally;
 use mla_numeric::DType;
-use mla_reference::{Contract, RowName, Terms};
+use mla_reference::{RowName, Terms};
 use ndarray::Array2;
 use std::collections::BTreeMap;
 
@@ -181,6 +181,7 @@ pub struct Evidence {
     pub unlikely: u64,
     dtype: DType,
     columns: Columns,
+    /// Whether all casts of all pieces were emulated.
     emulated: bool,
     rows: BTreeMap<usize, Flips>,
     heads: Vec<Flips>,
@@ -212,13 +213,13 @@ pub struct Piece<'p, 't, 'h> {
 
 impl Evidence {
     /// Nothing yet.
-    pub fn new(dtype: DType, columns: Columns, contract: &Contract) -> Evidence {
+    pub fn new(dtype: DType, columns: Columns) -> Evidence {
         Evidence {
             tally: Tally::default(),
             unlikely: 0,
             dtype,
             columns,
-            emulated: super::predict::emulated(contract),
+            emulated: true,
             rows: BTreeMap::new(),
             heads: vec![Flips::default(); columns.heads],
             blocks: vec![Flips::default(); columns.width.div_ceil(BLOCK)],
@@ -243,6 +244,7 @@ impl Evidence {
             rows.iter().for_each(|&i| self.tally.copy(self.dtype, at(i), engine(i), x(i)));
             return;
         }
+        self.emulated &= piece.prediction.emulated();
         self.steps = self.steps.max(piece.prediction.steps());
         let mut rounded = vec![0.0; n];
         let mut flips: Vec<(usize, Vec<usize>)> = Vec::new();
@@ -260,7 +262,7 @@ impl Evidence {
                 piece.prediction.shares(i, &mut shares);
                 self.odd(piece, i, (o, x), &flipped, &mut shares, &mut sums);
             }
-            if !flipped.is_empty() || sampled(piece.at.0, i) {
+            if !flipped.is_empty() || sampled(piece.at.0 + i, rows.first() == Some(&i)) {
                 flips.push((i, flipped));
             }
         }
@@ -279,7 +281,7 @@ impl Evidence {
                 let inside = self.dtype.round(x[j] - b) <= o[j] && o[j] <= self.dtype.round(x[j] + b);
                 self.unlikely += u64::from(!inside);
             }
-            if sampled(piece.at.0, *i) {
+            if sampled(piece.at.0 + i, rows.first() == Some(i)) {
                 let narrow: Vec<f64> = proven.iter().zip(likely).map(|(a, b)| a.min(*b)).collect();
                 self.tally.bounds(self.dtype, at(*i).0 * piece.width + piece.at.1, x, &narrow);
                 let rms = (x.iter().map(|v| v * v).sum::<f64>() / n.max(1) as f64).sqrt();
@@ -431,6 +433,7 @@ impl Evidence {
     pub fn merge(&mut self, other: Evidence) {
         self.tally.merge(other.tally);
         self.unlikely += other.unlikely;
+        self.emulated &= other.emulated;
         for (row, flips) in other.rows {
             self.rows.entry(row).or_default().merge(flips);
         }
@@ -459,6 +462,11 @@ impl Evidence {
     /// Honest share of odd elements of the whole.
     pub fn whole_limit(&self) -> f64 {
         self.limit(&self.whole())
+    }
+
+    /// Whether all casts were emulated.
+    pub fn emulated(&self) -> bool {
+        self.emulated
     }
 
     /// Whether odd elements are as few as they should be, so that fine scores may be believed.
@@ -591,9 +599,9 @@ fn line(m: &Array2<f64>, i: usize) -> &[f64] {
     m.as_slice().and_then(|all| all.get(i * n..(i + 1) * n)).unwrap_or(&[])
 }
 
-/// Whether bounds of row `i` of a piece from `first` are computed though it has no flip: its first, and one in eight.
-fn sampled(first: usize, i: usize) -> bool {
-    i == 0 || ((first + i) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61 == 0
+/// Whether bounds of a row are computed though it has no flip: the first of a piece, and one in eight.
+fn sampled(row: usize, first: bool) -> bool {
+    first || (row as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61 == 0
 }
 
 /// Odd elements of heads and of blocks of columns of one piece: added up in one order, then as whole numbers.

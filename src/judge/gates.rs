@@ -21,6 +21,9 @@ use mla_numeric::DType;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
+/// Names of all rules, in the order in which they are told.
+pub const RULES: [&str; 5] = ["cosine", "nmse", "allclose", "flashmla", "twice-low"];
+
 /// Relative limit and absolute limit of an output in FlashMLA's tests, and of the sum.
 const FLASHMLA: (f64, f64, f64) = (2.01 / 128.0, 8e-4, 5e-6);
 /// The same for lse, which has no sum.
@@ -172,10 +175,7 @@ mod tests {
     #[test]
     fn rules_by_hand() {
         let r = of(&[3.0, 4.5], &[3.0, 4.0], Some(&[3.0, 4.125]), false);
-        assert_eq!(
-            r.iter().map(|r| r.rule).collect::<Vec<_>>(),
-            ["cosine", "nmse", "allclose", "flashmla", "twice-low"]
-        );
+        assert_eq!(r.iter().map(|r| r.rule).collect::<Vec<_>>(), RULES);
         assert_relative_eq!(r[0].value, 27.0 / (29.25f64 * 25.0).sqrt(), max_relative = 1e-14);
         assert!(r[0].passed); // 0.9985
         assert_relative_eq!(r[1].value, 0.01, max_relative = 1e-14);

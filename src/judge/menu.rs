@@ -24,20 +24,35 @@ pub fn entries(contract: &Contract, stage: Stage, form: Option<Form>) -> Vec<(St
         Stage::PartO | Stage::PartLse | Stage::OLatent | Stage::Lse | Stage::AttnOut
             if stage != Stage::AttnOut || form == Some(Form::Fused) =>
         {
+            // Where the place of P's cast is unknown, it is known in each entry.
+            let known = |c: &mut Contract| c.softmax.emulate = true;
             for tile in [64, 32, 128, 16, 80] {
                 for order in [TileOrder::Forward, TileOrder::Reverse] {
                     let way = if order == TileOrder::Forward { "first to last" } else { "last to first" };
                     add(format!("tiles of {tile} keys, {way}"), &|c| {
+                        known(c);
                         c.softmax.tile = tile;
                         c.softmax.order = order;
                     });
                 }
             }
-            add("row sum of cast P".into(), &|c| c.softmax.row_sum = RowSum::Rounded);
-            add("row sum of f32 P".into(), &|c| c.softmax.row_sum = RowSum::Unrounded);
-            add("P not cast".into(), &|c| c.softmax.p = None);
+            add("row sum of cast P".into(), &|c| {
+                known(c);
+                c.softmax.row_sum = RowSum::Rounded;
+            });
+            add("row sum of f32 P".into(), &|c| {
+                known(c);
+                c.softmax.row_sum = RowSum::Unrounded;
+            });
+            add("P not cast".into(), &|c| {
+                known(c);
+                c.softmax.p = None;
+            });
             for p in [DType::Bf16, DType::F16] {
-                add(format!("P cast to {p}"), &|c| c.softmax.p = Some(p));
+                add(format!("P cast to {p}"), &|c| {
+                    known(c);
+                    c.softmax.p = Some(p);
+                });
             }
         }
         Stage::AttnIn | Stage::QANormed | Stage::KvCNormed => {
@@ -55,6 +70,13 @@ pub fn entries(contract: &Contract, stage: Stage, form: Option<Form>) -> Vec<(St
         _ => {}
     }
     all
+}
+
+/// The name of what the engine declares, where another contract is judged: the fields in which it differs.
+pub fn declared(judged: &Contract, declared: &Contract) -> String {
+    let all = declared.differences(judged).into_iter();
+    let fields: Vec<String> = all.map(|d| format!("{} {} (not {})", d.field, d.left, d.right)).collect();
+    format!("what the engine declares: {}", fields.join(", "))
 }
 
 #[cfg(test)]

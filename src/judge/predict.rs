@@ -10,7 +10,7 @@ use super::bound::{bound, statistical};
 use super::stats::noise::{self, Noise};
 use mla_numeric::DType;
 use mla_reference::attention::Head;
-use mla_reference::{Contract, Terms};
+use mla_reference::{Contract, RowSum, Terms};
 use ndarray::{Array2, Axis, s};
 use std::sync::OnceLock;
 
@@ -65,6 +65,17 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
     /// The contract that is emulated.
     pub fn contract(&self) -> &'p Contract {
         self.contract
+    }
+
+    /// Whether every cast that the values may have seen is emulated. Where the place of P's cast is unknown it is not:
+    /// in outputs of attention, and in an lse whose row sum takes cast P.
+    pub fn emulated(&self) -> bool {
+        let soft = &self.contract.softmax;
+        let lse = match self.terms {
+            Terms::Attention { lse, .. } | Terms::Split { lse, .. } => *lse,
+            _ => return true,
+        };
+        soft.unplaced().is_none() || lse && soft.row_sum == RowSum::Unrounded
     }
 
     /// Copies have neither bound nor noise: bits are equal.
@@ -149,9 +160,4 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
         let size = (square / factors.len().max(1) as f64).sqrt();
         columns.iter().map(|j| self.dtype.spacing(size * factors[*j])).collect()
     }
-}
-
-/// Whether P's cast is emulated.
-pub fn emulated(contract: &Contract) -> bool {
-    contract.softmax.emulate
 }

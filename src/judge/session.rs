@@ -55,13 +55,16 @@ pub struct Settings {
     pub seed: u64,
     /// Other readings of the model's numbers, by name.
     pub conventions: Vec<(String, Spec)>,
+    /// What the engine declares, where another contract is judged: None where the judged one is declared. Then what
+    /// another contract explains breaks nothing that was promised, and the declared one is the first to be tried.
+    pub declared: Option<Contract>,
     /// Look closer where evidence is found: for what explains it, and where it is. Never decides whether there is any.
     pub closer: bool,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { budget: Budget::default(), seed: 0, conventions: Vec::new(), closer: true }
+        Settings { budget: Budget::default(), seed: 0, conventions: Vec::new(), declared: None, closer: true }
     }
 }
 
@@ -149,7 +152,11 @@ impl<'a> Session<'a> {
             ));
         }
         unit::sort(&mut self.units);
-        conclude(&mut self.units, self.settings.budget);
+        let explained = match self.settings.declared {
+            None => Verdict::ContractBroken,
+            Some(_) => Verdict::ContractDiffers,
+        };
+        conclude(&mut self.units, self.settings.budget, explained);
         unit::mark_after_fault(&mut self.units, g, self.case.plan.splits > 1);
         (self.units, self.odd)
     }

@@ -369,5 +369,7 @@ pub fn overall(units: &[Unit]) -> Verdict {
 
 /// Units that carry evidence of their own, in the order of judgement.
 pub fn origins(units: &[Unit]) -> impl Iterator<Item = &Unit> {
-    units.iter().filter(|u| matches!(u.verdict, Verdict::Fault | Verdict::ContractBroken))
+    let carries =
+        |u: &&Unit| matches!(u.verdict, Verdict::Fault | Verdict::ContractBroken | Verdict::ContractDiffers);
+    units.iter().filter(carries)
 }

@@ -1,5 +1,6 @@
 /*!
-A sink in front of the judge that asks other people's rules about the outputs of attention, for `--gates`.
+A sink in front of the judge that asks other people's rules about some stages: the outputs of attention for `--gates`,
+those at which a fault acts for studies of sensitivity.
 
 The reference is the plain float64 stage from the engine's own inputs: softmax over all keys at once, nothing cast,
 no splits. `low` is what an eager 16-bit program makes of the same inputs: scores rounded, softmax of the rounded
@@ -18,16 +19,19 @@ use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::attention::{Attended, Head, part, weigh};
 use mla_reference::product::Rows;
-use mla_reference::{Chunk, Contract, Evaluator, Form, Phase, Plan, Stage, Terms, Weight};
+use mla_reference::{Chunk, Contract, Evaluator, Form, Phase, Plan, Stage, Terms, Weight, Weights};
 use ndarray::Array2;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+/// The outputs of attention.
+pub const OUTPUTS: [Stage; 4] = [Stage::AttnOut, Stage::OLatent, Stage::Lse, Stage::Out];
+
 /// What the rules say of one output in one phase. Part of the report; names are stable.
 #[derive(Clone, Debug, Serialize)]
 pub struct GateReport {
-    /// `attn_out`, `o_latent`, `lse` or `out`.
+    /// The stage.
     pub tensor: &'static str,
     /// Form.
     pub form: Option<Form>,
@@ -46,33 +50,70 @@ pub struct Watch<'a> {
 }
 
 struct Inner<'a> {
+    stages: &'a [Stage],
     layer: &'a Layer<'a>,
     case: &'a Case,
     /// The case's plan without splits.
     plan: Plan,
     dtype: DType,
-    weights: Grid<'a>,
+    weights: Held<'a>,
     pending: Vec<TensorId>,
     tensors: Store,
     all: Vec<GateReport>,
 }
 
+/// The weights of some stages, on the contract's grid.
+struct Held<'a> {
+    matrices: Grid<'a>,
+    norms: Vec<(Weight, Vec<f64>)>,
+}
+
+impl<'a> Held<'a> {
+    fn new(stages: &[Stage], layer: &'a Layer<'a>, contract: &Contract) -> Held<'a> {
+        let g = &layer.spec.geometry;
+        let forms = [None, Some(Form::Fused), Some(Form::Absorbed)];
+        let all = stages.iter().flat_map(|s| forms.iter().flat_map(|f| s.weights(g, *f)));
+        let mut roles: Vec<Weight> = all.copied().collect();
+        roles.sort();
+        roles.dedup();
+        let rounded = |w: &Weight| {
+            let mut values = layer.weights.norm(*w)?.to_vec();
+            contract.norm_weights.round_slice(&mut values);
+            Some((*w, values))
+        };
+        Held {
+            matrices: Grid::new(layer.weights, contract.weights, &roles),
+            norms: roles.iter().filter_map(rounded).collect(),
+        }
+    }
+}
+
+impl Weights for Held<'_> {
+    fn matrix(&self, weight: Weight) -> Option<&dyn Rows> {
+        self.matrices.matrix(weight)
+    }
+    fn norm(&self, weight: Weight) -> Option<&[f64]> {
+        self.norms.iter().find(|(w, _)| *w == weight).map(|(_, v)| v.as_slice())
+    }
+}
+
 impl<'a> Watch<'a> {
-    /// In front of `inner`; where it is not `on`, everything just passes.
+    /// In front of `inner`; where no stage is asked about, everything just passes.
     pub fn new(
-        on: bool,
+        stages: &'a [Stage],
         layer: &'a Layer<'a>,
         case: &'a Case,
         forms: &[Form],
         contract: &Contract,
         inner: &'a mut dyn Sink,
     ) -> Watch<'a> {
-        let on = on.then(|| Inner {
+        let on = (!stages.is_empty()).then(|| Inner {
+            stages,
             layer,
             case,
             plan: Plan { splits: 1, ..case.plan.clone() },
             dtype: contract.activations,
-            weights: Grid::new(layer.weights, contract.weights, &[Weight::WUv, Weight::WO]),
+            weights: Held::new(stages, layer, contract),
             pending: expected(&layer.spec, case, forms),
             tensors: Store::default(),
             all: Vec::new(),
@@ -103,7 +144,7 @@ impl Inner<'_> {
         let want = Tensor::zeros(id, &self.case.plan, g, tensor.dtype);
         // What has another shape is the judge's business, and no input of anything.
         if (&want.shape, want.rows, want.bytes.len()) == (&tensor.shape, tensor.rows, tensor.bytes.len()) {
-            if matches!(id.stage, Stage::AttnOut | Stage::OLatent | Stage::Lse | Stage::Out) {
+            if self.stages.contains(&id.stage) {
                 self.ask(id, tensor);
             }
             self.tensors.keep(id, tensor.clone());

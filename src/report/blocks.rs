@@ -4,6 +4,7 @@ use super::LayerReport;
 use super::finding::short;
 use super::terminal::{paint, wrapped};
 use crate::judge::Verdict;
+use crate::judge::gates::RULES;
 use crate::probe::{Outcome, Probe};
 use mla_reference::{Form, Phase};
 use std::fmt::Write;
@@ -57,8 +58,7 @@ pub(super) fn gates(out: &mut String, l: &LayerReport, width: usize) {
         "What other people's rules say of the same outputs, as shares of what they allow (up to 1 passes; ! fails):",
         width,
     );
-    let names = ["cosine", "nmse", "allclose", "flashmla", "twice-low"];
-    let titles: String = names.iter().map(|n| format!("{n:>10}")).collect();
+    let titles: String = RULES.iter().map(|n| format!("{n:>10}")).collect();
     let _ = writeln!(out, "{:<9} {:<8}{:<10}{titles}", "tensor", "phase", "ours");
     let mut form = None;
     for g in &l.gates {
@@ -69,7 +69,7 @@ pub(super) fn gates(out: &mut String, l: &LayerReport, width: usize) {
         let ours = g.verdict.name();
         let pad = " ".repeat(10usize.saturating_sub(ours.len()));
         let mut line = format!("{:<9} {:<8}{}{pad}", g.tensor, Phase::name(g.phase), paint(g.verdict, ours));
-        for name in names {
+        for name in RULES {
             line += &match g.rules.iter().find(|r| r.rule == name) {
                 None => format!("{:>10}", "-"),
                 Some(r) => format!("{:>9}{}", short(r.share), if r.passed { ' ' } else { '!' }),

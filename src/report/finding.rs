@@ -29,10 +29,11 @@ pub fn sentences(l: &LayerReport, u: &Unit) -> Vec<(&'static str, String)> {
         all.push(("", format!("and {} more tests", u.evidence.len() - shown)));
     }
     match (&u.explained, u.tried) {
-        (Some(Explained::Contract(c)), n) => all.push((
-            "explained",
-            format!("by another contract than the one declared: {c} ({n} explanations tried)"),
-        )),
+        (Some(Explained::Contract(c)), n) => {
+            let than = if l.judged.is_some() { "judged" } else { "declared" };
+            let text = format!("by another contract than the one {than}: {c} ({n} explanations tried)");
+            all.push(("explained", text));
+        }
         (Some(Explained::Convention(c)), n) => {
             all.push(("explained", format!("this is what convention {c} computes ({n} explanations tried)")));
         }

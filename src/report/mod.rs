@@ -110,6 +110,15 @@ impl LayerReport {
     }
 }
 
+/// The contract that a layer was judged by.
+#[derive(Clone, Debug, Serialize)]
+pub struct Judgement {
+    /// How it was asked for: `none`, a name, a file.
+    pub by: String,
+    /// The contract.
+    pub contract: Contract,
+}
+
 /// One layer.
 #[derive(Debug, Serialize)]
 pub struct LayerReport {
@@ -121,8 +130,11 @@ pub struct LayerReport {
     pub engine: Description,
     /// What it declared.
     pub contract: Contract,
-    /// The same in words.
+    /// The contract that was judged, in words.
     pub contract_text: String,
+    /// The contract that was judged, where it is not the declared one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub judged: Option<Judgement>,
     /// Which tensor of the file each weight is.
     pub weights: Vec<Stored>,
     /// Layout of w_uk and w_uv.

@@ -36,7 +36,10 @@ pub fn calibration(c: &Calibration) -> String {
         );
     }
     let _ = writeln!(out, "\n{:.1} s", c.seconds);
-    let _ = writeln!(out, "Repeat one run: mla-check calibrate --seed {} --first RUN --runs 1", c.seed);
+    let contract =
+        if c.contract == "declared" { String::new() } else { format!(" --contract {}", c.contract) };
+    let _ =
+        writeln!(out, "Repeat one run: mla-check calibrate --seed {} --first RUN --runs 1{contract}", c.seed);
     out
 }
 
@@ -44,7 +47,10 @@ pub fn calibration(c: &Calibration) -> String {
 pub fn calibration_line(c: &Calibration) -> String {
     let engine = c.engine.as_ref().map_or("none", |e| e.name);
     let end = if c.ok { "every figure is reached" } else { "MISSED" };
-    let mut out = format!("engine {engine}, {} clean runs of seed {}: {end}\n", c.runs, c.seed);
+    let mut out = format!(
+        "engine {engine}, contract {}, {} clean runs of seed {}: {end}\n",
+        c.contract, c.runs, c.seed
+    );
     missed(&mut out, &c.missed);
     out
 }
@@ -107,7 +113,7 @@ pub fn sensitivity(s: &Sensitivity) -> String {
     let _ = writeln!(out, "Gates look at the same tensors of the same runs.\n");
     let _ = write!(out, "{:14} {:8} {:>10}", "fault", "regime", "judge");
     for g in s.gates {
-        let _ = write!(out, " {g:>14}");
+        let _ = write!(out, " {g:>9}");
     }
     out.push('\n');
     for r in &s.rows {
@@ -117,8 +123,8 @@ pub fn sensitivity(s: &Sensitivity) -> String {
                 .clean
                 .iter()
                 .any(|c| c.regime == r.regime && c.gates.get(r.fault).is_some_and(|counts| counts[g] > 0));
-            let text = if unusable { "rejects clean".into() } else { cell(r, Some(g)) };
-            let _ = write!(out, " {text:>14}");
+            let text = if unusable { "unusable".into() } else { cell(r, Some(g)) };
+            let _ = write!(out, " {text:>9}");
         }
         out.push('\n');
     }
@@ -154,7 +160,10 @@ fn cell(r: &Row, gate: Option<usize>) -> String {
 /// The first line, and what is missed.
 pub fn sensitivity_line(s: &Sensitivity) -> String {
     let end = if s.ok { "every figure is reached" } else { "MISSED" };
-    let mut out = format!("{} runs with deliberate faults, {} seeds: {end}\n", s.runs, s.seeds);
+    let mut out = format!(
+        "contract {}, {} runs with deliberate faults, {} seeds: {end}\n",
+        s.contract, s.runs, s.seeds
+    );
     missed(&mut out, &s.missed);
     out
 }

@@ -52,30 +52,29 @@ fn verdict_line(report: &Report, l: &LayerReport) -> String {
         (Verdict::Rounding | Verdict::Exact, None) if report.deliberate_fault.is_some() => {
             format!("{}: the deliberate fault was not seen", l.verdict)
         }
-        (Verdict::Rounding | Verdict::Exact, None) => format!("{}{}", l.verdict, seen(l)),
         (Verdict::NotCompared, None) if compared(l) => "no verdict: not all could be compared".into(),
         (Verdict::NotCompared, None) => "no verdict: nothing was compared".into(),
         (v, None) => v.to_string(),
     };
     line += &format!(
-        "engine {}, layer {} of {}, weights as stored: {}",
+        "engine {}, layer {} of {}, weights as stored{}: {}",
         l.engine.name,
         l.layer,
         report.model.layers,
+        l.judged.as_ref().map_or(String::new(), |j| format!(", contract {}", j.by)),
         paint(l.verdict, &verdict)
     );
     line
 }
 
-/// What would have been seen, for the verdict line.
-fn seen(l: &LayerReport) -> String {
-    match finding::seen(l) {
-        (Some(gain), Some(scale)) => {
-            format!("; a gain of {gain:.0e} or a scale of {scale:.0e} would have been seen")
-        }
-        (Some(gain), None) => format!("; a gain of {gain:.0e} would have been seen"),
-        _ => String::new(),
-    }
+/// What would have been seen.
+fn seen(l: &LayerReport) -> Option<String> {
+    let sizes = match finding::seen(l) {
+        (Some(gain), Some(scale)) => format!("a gain of {gain:.0e} or a softmax scale of {scale:.0e}"),
+        (Some(gain), None) => format!("a gain of {gain:.0e}"),
+        _ => return None,
+    };
+    Some(format!("{sizes} would have been seen in every tensor"))
 }
 
 fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize) {
@@ -86,6 +85,9 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         }
         let _ = writeln!(out, "  no tensor was compared: both sides must compute the same thing first\n");
         return;
+    }
+    if let (Verdict::Exact | Verdict::Rounding, Some(seen)) = (l.verdict, seen(l)) {
+        wrapped(out, "", &seen, width);
     }
     if compared(l) {
         out.push('\n');
@@ -151,7 +153,8 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
     for o in &l.odd {
         wrapped(out, "odd: ", o, width);
     }
-    if !bad.is_empty() && norms_agree(&bad) {
+    let broken = bad.iter().any(|u| u.verdict != Verdict::ContractDiffers);
+    if broken && norms_agree(&bad) {
         out.push('\n');
         wrapped(
             out,
@@ -161,7 +164,7 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         );
     }
     let _ = writeln!(out, "\n{:.1} s\n", l.seconds);
-    if !bad.is_empty() {
+    if broken {
         paste(out, report, l);
     }
 }
@@ -208,7 +211,11 @@ fn picture(out: &mut String, l: &LayerReport, width: usize) {
 
 /// What is bad about one unit, where and how much.
 fn evidence(out: &mut String, l: &LayerReport, u: &Unit, nth: usize, width: usize) {
-    let word = if nth == 0 { "first bad" } else { "also bad" };
+    let word = match (u.verdict, nth) {
+        (Verdict::ContractDiffers, _) => u.verdict.name(),
+        (_, 0) => "first bad",
+        _ => "also bad",
+    };
     let _ = writeln!(out, "{}", paint(u.verdict, &format!("{word}: {}", finding::title(u))));
     for (lead, text) in finding::sentences(l, u) {
         wrapped(out, &format!("  {lead:<12}"), &text, width);

@@ -8,7 +8,7 @@ have no allowance: `exact` and `rounding` are right, `inconclusive` is counted a
 */
 
 use super::layers::Made;
-use super::setup::{Chosen, Layers, Setup, draw, run_options};
+use super::setup::{Chosen, Layers, Setup, contract_option, draw, run_options};
 use super::{Engines, PValue, binomial, judge, p_values};
 use crate::case::Case;
 use crate::check::{self, CheckError, Options};
@@ -106,6 +106,8 @@ pub struct Calibration {
     pub version: &'static str,
     /// The engine.
     pub engine: Option<Description>,
+    /// The contract that was judged, as it was asked for.
+    pub contract: String,
     /// Layers: made up, or the files.
     pub layers: Vec<String>,
     /// Runs.
@@ -208,7 +210,8 @@ impl Source<'_> {
             false => Layers::Given { count: all.len(), longest, reading: &self.reading },
         };
         let Setup { layer, options } = draw(plan.seed, number, layers, &plan.base);
-        let alone = format!("mla-check calibrate --seed {} --first {number} --runs 1", plan.seed);
+        let contract = contract_option(&plan.base);
+        let alone = format!("mla-check calibrate --seed {} --first {number} --runs 1{contract}", plan.seed);
         match layer {
             Chosen::Made { shape, data, seed } => {
                 let made = Made::new(shape, data, seed);
@@ -245,7 +248,7 @@ fn one(
     let engine = engines(options);
     let outcome = check::draw(layer, options).map_err(CheckError::from).and_then(|mut case| {
         harden(&mut case);
-        judge(layer, &case, options, engine.as_ref(), None, true)
+        judge(layer, &case, options, engine.as_ref(), true)
     });
     let outcome = match outcome {
         Ok(o) => o,
@@ -392,6 +395,7 @@ impl Gather {
             engine: self.engine,
             layers,
             runs: plan.runs,
+            contract: plan.base.contract.to_string(),
             first: plan.first,
             seed: plan.seed,
             ok: missed.is_empty(),

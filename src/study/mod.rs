@@ -11,7 +11,6 @@ clean run is: a function of a seed and a number, so that one run can be repeated
 
 pub mod binomial;
 pub mod calibrate;
-pub mod gates;
 pub mod layers;
 pub mod sensitivity;
 pub mod setup;
@@ -20,7 +19,8 @@ pub mod subjects;
 use crate::case::Case;
 use crate::check::{self, CheckError, Options};
 use crate::engine::Engine;
-use crate::judge::{Recorder, Settings, Unit, Verdict, compare_scalars, overall};
+use crate::judge::watch::GateReport;
+use crate::judge::{Settings, Unit, Verdict, compare_scalars, overall};
 use crate::model::Layer;
 
 /// Makes the engine that options ask for.
@@ -32,6 +32,8 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// Unit by unit.
     pub units: Vec<Unit>,
+    /// What other people's rules say, of the stages that the options ask about.
+    pub gates: Vec<GateReport>,
 }
 
 /// One p-value of a run, as the judge reports it.
@@ -51,15 +53,14 @@ pub fn judge<'a>(
     case: &'a Case,
     options: &Options,
     engine: &dyn Engine,
-    recorder: Option<&'a mut dyn Recorder>,
     closer: bool,
 ) -> Result<Outcome, CheckError> {
     if !compare_scalars(&engine.spec(layer), &layer.spec).is_empty() {
-        return Ok(Outcome { verdict: Verdict::Fault, units: Vec::new() });
+        return Ok(Outcome { verdict: Verdict::Fault, units: Vec::new(), gates: Vec::new() });
     }
     let settings = Settings { budget: options.budget, seed: options.seed, closer, ..Settings::default() };
-    let units = check::judge(layer, case, options, settings, engine, recorder, &|_| ())?.units;
-    Ok(Outcome { verdict: overall(&units), units })
+    let judged = check::judge(layer, case, options, settings, engine, None, &|_| ())?;
+    Ok(Outcome { verdict: overall(&judged.units), units: judged.units, gates: judged.gates })
 }
 
 /// Whether a verdict accuses the engine by evidence of its own.

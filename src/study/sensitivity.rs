@@ -10,13 +10,13 @@ sizes have at least the first seed. What gates say is counted on the same runs.
 Clean runs come first: a judge (or a gate) that rejects those finds nothing, whatever it says of faults.
 */
 
-use super::gates::{GATES, Watch};
 use super::subjects::Subject;
 use super::{Outcome, accuses};
 use crate::case::Case;
 use crate::check::{CheckError, Options};
 use crate::fault::Fault;
-use mla_reference::Regime;
+use crate::judge::gates::RULES;
+use mla_reference::{Regime, Stage};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -40,12 +40,12 @@ pub struct Plan {
     pub goal: f64,
 }
 
-/// Makes one run: the case that the options ask for, and what the judge says, with `watch` looking on.
+/// Makes one run: the case that the options ask for, and what the judge and the gates say.
 pub trait Runner {
     /// The case of these options.
     fn case(&self, options: &Options) -> Result<Case, CheckError>;
     /// Judges it.
-    fn run(&self, case: &Case, options: &Options, watch: &mut Watch) -> Result<Outcome, CheckError>;
+    fn run(&self, case: &Case, options: &Options) -> Result<Outcome, CheckError>;
 }
 
 /// Runs of one size.
@@ -60,7 +60,7 @@ pub struct Tried {
     /// Runs in which it accused something, right or wrong.
     pub accused: u64,
     /// Runs that each gate rejected.
-    pub gates: [u64; GATES.len()],
+    pub gates: [u64; RULES.len()],
     /// A fault that was missed, as `--fault` takes it, and its seed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub missed: Option<(String, u64)>,
@@ -88,7 +88,7 @@ pub struct Row {
     pub smallest: Option<f64>,
     /// Smallest size that each gate rejects in at least 95 % of the runs made of it and of every larger one; none
     /// also where it rejects clean runs.
-    pub gates: [Option<f64>; GATES.len()],
+    pub gates: [Option<f64>; RULES.len()],
     /// All sizes, the largest first.
     pub tried: Vec<Tried>,
 }
@@ -103,7 +103,7 @@ pub struct Clean {
     /// Runs in which the judge accused something.
     pub accused: u64,
     /// Runs that each gate rejected, by the tensors of each fault.
-    pub gates: BTreeMap<&'static str, [u64; GATES.len()]>,
+    pub gates: BTreeMap<&'static str, [u64; RULES.len()]>,
 }
 
 /// The whole study.
@@ -115,12 +115,14 @@ pub struct Sensitivity {
     pub version: &'static str,
     /// Seeds of a size.
     pub seeds: u64,
+    /// The contract that was judged, as it was asked for.
+    pub contract: String,
     /// Batch.
     pub batch: String,
     /// Dtype.
     pub dtype: &'static str,
     /// Gates, in the order of columns.
-    pub gates: [&'static str; GATES.len()],
+    pub gates: [&'static str; RULES.len()],
     /// The largest size that reaches the figure, for the faults that are held against it.
     pub goal: f64,
     /// Whether every figure is reached.
@@ -161,9 +163,10 @@ pub fn sensitivity(
         schema: "mla-check.sensitivity/1",
         version: env!("CARGO_PKG_VERSION"),
         seeds: plan.seeds,
+        contract: plan.base.contract.to_string(),
         batch: plan.base.batch.to_string(),
         dtype: plan.base.dtype.name(),
-        gates: GATES,
+        gates: RULES,
         goal: plan.goal,
         ok: missed.is_empty(),
         missed,
@@ -197,27 +200,29 @@ struct Study<'a> {
 }
 
 impl Study<'_> {
-    fn options(&self, regime: Regime, seed: u64, shared: bool) -> Options {
+    fn options(&self, regime: Regime, seed: u64, shared: bool, gates: Vec<Stage>) -> Options {
         let base = &self.plan.base;
         // Stages that forms share come without any form.
         let forms = if shared { Vec::new() } else { base.forms.clone() };
-        Options { regimes: vec![regime], seed: base.seed + seed, forms, fault: None, ..base.clone() }
+        Options { regimes: vec![regime], seed: base.seed + seed, forms, gates, fault: None, ..base.clone() }
     }
 
     fn clean(&mut self, regime: Regime) -> Result<Clean, CheckError> {
+        let mut gated: Vec<Stage> = self.plan.subjects.iter().flat_map(|s| s.gated()).collect();
+        gated.sort();
+        gated.dedup();
         let mut clean = Clean { regime, runs: 0, accused: 0, gates: BTreeMap::new() };
         for seed in 0..self.plan.seeds {
             (self.progress)(&format!("{}, clean, seed {seed}", regime.name()));
-            let options = self.options(regime, seed, false);
+            let options = self.options(regime, seed, false, gated.clone());
             let case = self.runner.case(&options)?;
-            let mut watch = Watch::all(&self.plan.subjects);
-            let outcome = self.runner.run(&case, &options, &mut watch)?;
+            let outcome = self.runner.run(&case, &options)?;
             self.runs += 1;
             clean.runs += 1;
             clean.accused += u64::from(outcome.units.iter().any(|u| accuses(u.verdict)));
-            for (subject, rejected) in watch.results() {
-                let counts = clean.gates.entry(subject).or_default();
-                counts.iter_mut().zip(rejected).for_each(|(n, r)| *n += u64::from(r));
+            for subject in &self.plan.subjects {
+                let counts = clean.gates.entry(subject.name).or_default();
+                counts.iter_mut().zip(subject.rejected(&outcome.gates)).for_each(|(n, r)| *n += u64::from(r));
             }
         }
         Ok(clean)
@@ -235,12 +240,11 @@ impl Study<'_> {
         while tried.runs < upto && !tried.hopeless(seeds) {
             let seed = tried.runs;
             (self.progress)(&format!("{}, {} {:e}, seed {seed}", regime.name(), subject.name, tried.size));
-            let mut options = self.options(regime, seed, subject.shared);
+            let mut options = self.options(regime, seed, subject.shared, subject.gated().collect());
             let case = self.runner.case(&options)?;
             let fault: Fault = subject.fault(tried.size, &case, options.seed)?;
             options.fault = Some(fault.clone());
-            let mut watch = Watch::all(&[subject]);
-            let outcome = self.runner.run(&case, &options, &mut watch)?;
+            let outcome = self.runner.run(&case, &options)?;
             self.runs += 1;
             tried.runs += 1;
             let found = subject.found(&outcome.units, &options.forms);
@@ -249,9 +253,8 @@ impl Study<'_> {
             if !found {
                 tried.missed.get_or_insert((fault.text, options.seed));
             }
-            for (_, rejected) in watch.results() {
-                tried.gates.iter_mut().zip(rejected).for_each(|(n, r)| *n += u64::from(r));
-            }
+            let rejected = subject.rejected(&outcome.gates);
+            tried.gates.iter_mut().zip(rejected).for_each(|(n, r)| *n += u64::from(r));
         }
         Ok(())
     }
@@ -260,7 +263,7 @@ impl Study<'_> {
         &mut self,
         subject: &'static Subject,
         regime: Regime,
-        clean_rejected: [u64; GATES.len()],
+        clean_rejected: [u64; RULES.len()],
     ) -> Result<Row, CheckError> {
         let seeds = self.plan.seeds;
         let ladder = subject.ladder();

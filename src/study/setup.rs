@@ -8,6 +8,7 @@ often stand at page ends. Dtype, accumulator, forms, regimes, splits and page si
 use super::layers::{Data, SHAPES, Shape};
 use crate::case::{Batch, Request, Stream};
 use crate::check::{AccumulateKind, Options};
+use crate::contracts::ContractChoice;
 use crate::model::Reading;
 use mla_numeric::DType;
 use mla_reference::{Form, Regime};
@@ -169,7 +170,15 @@ pub fn run_options(o: &Options) -> String {
     if o.accumulate == AccumulateKind::Mma {
         text += " --accumulate mma";
     }
-    text
+    text + &contract_option(o)
+}
+
+/// ` --contract …`, where it is not the engine's own.
+pub fn contract_option(o: &Options) -> String {
+    match o.contract {
+        ContractChoice::Declared => String::new(),
+        _ => format!(" --contract {}", o.contract),
+    }
 }
 
 #[cfg(test)]

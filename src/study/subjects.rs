@@ -8,6 +8,8 @@ from it; and nowhere else. Where forms differ, each form that ran must have foun
 use super::accuses;
 use crate::case::{Case, Stream};
 use crate::fault::{Fault, FaultError};
+use crate::judge::gates::RULES;
+use crate::judge::watch::GateReport;
 use crate::judge::{Unit, Which};
 use mla_reference::{Form, Stage};
 
@@ -152,6 +154,22 @@ impl Subject {
             decade -= 1;
         }
         all.truncate(19);
+        all
+    }
+
+    /// Stages that gates are asked about: outputs of parts are no outputs for anybody.
+    pub fn gated(&self) -> impl Iterator<Item = Stage> {
+        self.stages.iter().copied().filter(|s| !matches!(s, Stage::PartO | Stage::PartLse))
+    }
+
+    /// Which gates reject any of the tensors at which the fault acts, in the order of [`RULES`].
+    pub fn rejected(&self, gates: &[GateReport]) -> [bool; RULES.len()] {
+        let mut all = [false; RULES.len()];
+        let rules =
+            gates.iter().filter(|g| self.gated().any(|s| s.name() == g.tensor)).flat_map(|g| &g.rules);
+        for rule in rules.filter(|r| !r.passed) {
+            RULES.iter().zip(&mut all).filter(|(name, _)| **name == rule.rule).for_each(|(_, r)| *r = true);
+        }
         all
     }
 
