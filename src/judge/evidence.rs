@@ -306,9 +306,10 @@ impl Evidence {
         sums: &mut Sums,
     ) {
         let wide = Self::wide(self.dtype);
-        // Elementwise results are not spread evenly between ties: a bf16 value times a round factor lies on them more
-        // often than chance has it (1.1 times a multiple of 5). There each element's own distance counts too.
-        if !wide && matches!(piece.terms, Terms::Norm { .. } | Terms::Rope { .. }) {
+        // Results are not always spread evenly between ties: a bf16 value times a round factor lies on them more often than
+        // chance has it (1.1 times a multiple of 5), and so does the mean of ten values under a flat softmax. So each
+        // element's own distance counts too, except in products, whose many terms spread them.
+        if !wide && !matches!(piece.terms, Terms::Product { .. }) {
             for (j, share) in shares.iter_mut().enumerate() {
                 *share = share.max(near_tie(self.dtype, x[j], piece.prediction.sigma(i, j)));
             }

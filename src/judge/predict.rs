@@ -14,6 +14,9 @@ use mla_reference::{Contract, RowSum, Terms};
 use ndarray::{Array2, Axis, s};
 use std::sync::OnceLock;
 
+/// Spacing of float32 below its smallest normal value.
+const TINY: f64 = f64::from_bits((1023 - 149) << 52);
+
 /// Bounds of some rows, `[rows, columns]`.
 pub struct Bounds {
     /// |value before the final rounding − x| is at most this, proven.
@@ -142,11 +145,12 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
         }
     }
 
-    /// Standard deviation of an honest element before its final rounding.
+    /// Standard deviation of an honest element before its final rounding. Below the smallest normal float32 each
+    /// rounding errs by up to 2⁻¹⁴⁹, whatever the size of the value.
     pub fn sigma(&self, i: usize, j: usize) -> f64 {
         match &self.line {
-            Some(l) => l.k * l.a[i] * l.w[j],
-            None => self.noise().sigma[[i, j]],
+            Some(l) => l.k * l.a[i] * l.w[j] + (l.steps + 6.0) * TINY,
+            None => self.noise().sigma[[i, j]] + (self.noise().steps + 6.0) * TINY,
         }
     }
 
