@@ -343,7 +343,8 @@ fn probed(
     // Values that are NaN in engine and reference alike answer no question, and break no promise.
     if report.tensors.iter().any(|u| u.verdict == Verdict::NotCompared) {
         for p in report.probes.iter_mut().filter(|p| p.broken()) {
-            let why = "not all tensors could be compared, so this is no evidence against the engine".to_string();
+            let why =
+                "not all tensors could be compared, so this is no evidence against the engine".to_string();
             p.outcome = probe::Outcome::NotApplicable { why };
         }
     }

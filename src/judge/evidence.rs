@@ -28,6 +28,8 @@ use std::collections::BTreeMap;
 
 /// Standard deviations beyond which an element of a float32 output is odd.
 pub const WIDE: f64 = 8.0;
+/// Flips of a piece that the running bound looks at.
+const RUNS: usize = 32;
 /// ln of the level at which a flip test, alone, stops the fine directions from being believed: 1e-9.
 const GUARD: f64 = -20.723_265_836_946_41;
 
@@ -272,21 +274,32 @@ impl Evidence {
         }
         let which: Vec<usize> = flips.iter().map(|(i, _)| *i).collect();
         let bounds = piece.prediction.bounds(&which);
+        let mut runs = RUNS;
         for (k, (i, flipped)) in flips.iter().enumerate() {
             let (o, x) = (engine(*i), x(*i));
             let (proven, likely) = (line(&bounds.proven, k), line(&bounds.likely, k));
+            let rms = (x.iter().map(|v| v * v).sum::<f64>() / n.max(1) as f64).sqrt();
+            // Long sums: where the bound by norms says little, the running one is worth its price.
+            let dull = |b: f64| b > self.dtype.spacing(rms) / 2.0;
             for &j in flipped {
                 self.tally.flip(self.dtype, (at(*i).0, piece.at.1 + j), o[j], x[j], Some(proven[j]));
-                let b = likely[j].min(proven[j]);
+                let mut b = likely[j].min(proven[j]);
+                if runs > 0 && dull(b) {
+                    runs -= 1;
+                    b = piece.prediction.running(*i, j).map_or(b, |r| r.min(b));
+                }
                 let inside = self.dtype.round(x[j] - b) <= o[j] && o[j] <= self.dtype.round(x[j] + b);
                 self.unlikely += u64::from(!inside);
             }
             if sampled(piece.at.0 + i, rows.first() == Some(i)) {
                 let narrow: Vec<f64> = proven.iter().zip(likely).map(|(a, b)| a.min(*b)).collect();
-                self.tally.bounds(self.dtype, at(*i).0 * piece.width + piece.at.1, x, &narrow);
-                let rms = (x.iter().map(|v| v * v).sum::<f64>() / n.max(1) as f64).sqrt();
-                for (x, b) in x.iter().zip(&narrow) {
-                    let passes = (2.0 * b + self.dtype.spacing(x.abs() + b)) / rms;
+                let long = narrow.first().is_some_and(|b| dull(*b)) && !Self::wide(self.dtype);
+                let step = if long { 4 * BLOCK } else { BLOCK };
+                for j in ((at(*i).0 * 7) % step.min(n.max(1))..n).step_by(step) {
+                    let running = if long { piece.prediction.running(*i, j) } else { None };
+                    let b = running.map_or(narrow[j], |r| r.min(narrow[j]));
+                    self.tally.bound(self.dtype, x[j], b);
+                    let passes = (2.0 * b + self.dtype.spacing(x[j].abs() + b)) / rms;
                     if passes.is_finite() {
                         self.element = self.element.max(passes);
                     }

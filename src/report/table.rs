@@ -65,7 +65,8 @@ pub fn table(out: &mut String, l: &LayerReport, width: usize) {
     let weights = l.tensors.iter().filter(|u| weight(u)).count();
     let all_exact = l.tensors.iter().filter(|u| weight(u)).all(|u| u.verdict == Verdict::Exact);
     let all = rows(&l.tensors);
-    let verdicts = if compared(l) { all.iter().map(|(u, _)| worst(u).name().len()).max().unwrap_or(0) + 1 } else { 0 };
+    let verdicts =
+        if compared(l) { all.iter().map(|(u, _)| worst(u).name().len()).max().unwrap_or(0) + 1 } else { 0 };
     let columns = fitting(l, 21 + verdicts, width);
     let cell = |name: &str, width: usize, text: &str| {
         if name == "axes" { format!("{text:<width$}") } else { format!("{text:>width$}") }
