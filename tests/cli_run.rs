@@ -540,7 +540,6 @@ fn what_cannot_be_is_refused_at_once() {
 /// The verdict of a run with a chosen contract, with what explains each unit that carries evidence.
 fn judged_by(contract: &str, more: &[&str]) -> (Option<i32>, serde_json::Value, Vec<(String, String)>) {
     let mut args = vec!["--contract", contract, "--form", "absorbed", "--format", "json"];
-    args.extend(SMALL);
     args.extend(more);
     let out = run(GLM, &args);
     let report = json(&out);
@@ -552,7 +551,7 @@ fn judged_by(contract: &str, more: &[&str]) -> (Option<i32>, serde_json::Value, 
     (out.status.code(), report, units)
 }
 
-/// Where P is cast need not be known: a correct engine is clean, and a gain of 1 % is not. The same bits that are
+/// Where P is cast need not be known (with as many rows as the promise takes: the default batch): a correct engine is clean, and a gain of 1 % is not. The same bits that are
 /// rounding under the engine's contract are another contract's under a wrong one, and that names the engine's.
 #[test]
 fn a_run_is_judged_by_the_contract_that_is_asked_for() {
@@ -575,7 +574,7 @@ fn a_run_is_judged_by_the_contract_that_is_asked_for() {
     let path = dir.path().join("tile32.toml");
     std::fs::write(&path, mla_check::contracts::to_toml(&contract).unwrap()).unwrap();
     let path = path.to_str().unwrap();
-    let (code, report, accused) = judged_by(path, &[]);
+    let (code, report, accused) = judged_by(path, &SMALL);
     assert_eq!((code, report["verdict"].as_str()), (Some(0), Some("contract-differs")), "{accused:?}");
     assert!(!accused.is_empty());
     for (verdict, why) in &accused {
@@ -586,7 +585,8 @@ fn a_run_is_judged_by_the_contract_that_is_asked_for() {
         );
     }
     // What neither explains is a fault whatever contract was asked for.
-    let (code, report, _) = judged_by(path, &["--fault", "output-gain=1.01"]);
+    let (code, report, _) =
+        judged_by(path, &["--fault", "output-gain=1.01", SMALL[0], SMALL[1], SMALL[2], SMALL[3]]);
     assert_eq!((code, report["verdict"].as_str()), (Some(1), Some("fault")));
 }
 
