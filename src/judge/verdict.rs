@@ -117,10 +117,11 @@ mod tests {
 
     /// git bisect run: 1 to 124 marks a commit bad, 125 skips, 128 and above stops.
     #[test]
-    fn only_a_fault_marks_a_commit_bad() {
+    fn only_a_fault_or_a_broken_contract_marks_a_commit_bad() {
         for r in TABLE {
             let bad = (1..125).contains(&r.bisect);
-            assert_eq!(bad, matches!(r.verdict, Verdict::Fault | Verdict::AfterFault), "{}", r.name);
+            let accused = matches!(r.verdict, Verdict::Fault | Verdict::ContractBroken | Verdict::AfterFault);
+            assert_eq!(bad, accused, "{}", r.name);
         }
     }
 }
