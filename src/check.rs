@@ -340,6 +340,14 @@ fn probed(
     let started = std::time::Instant::now();
     report.probes = probe::all(&subject, progress)?;
     report.probe_seconds = started.elapsed().as_secs_f64();
+    // Values that are NaN in engine and reference alike answer no question, and break no promise.
+    if report.tensors.iter().any(|u| u.verdict == Verdict::NotCompared) {
+        for p in report.probes.iter_mut().filter(|p| p.broken()) {
+            let why =
+                "not all tensors could be compared, so this is no evidence against the engine".to_string();
+            p.outcome = probe::Outcome::NotApplicable { why };
+        }
+    }
     if report.probes.iter().any(Probe::broken) {
         report.verdict = report.verdict.max(Verdict::Fault);
     }

@@ -470,3 +470,13 @@ fn another_scalar_is_a_fault_before_any_tensor() {
     assert_eq!(found, [("eps_latent", 1e-5, 1e-6)]);
     assert!(report.tensors.is_empty());
 }
+
+/// docs/verdicts.md prints the table of verdicts as the program has it.
+#[test]
+fn the_documented_table_is_the_programs() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/verdicts.md")).unwrap();
+    for row in mla_check::judge::TABLE {
+        let line = format!("| {} | {} | {} |", row.name, row.exit, row.bisect);
+        assert!(page.contains(&line), "docs/verdicts.md lacks: {line}");
+    }
+}

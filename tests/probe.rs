@@ -25,7 +25,7 @@ const PAGE: usize = 4;
 fn probes(engine: &dyn Engine, g: Geometry, fault: Option<&str>) -> Vec<Probe> {
     let fault = fault.map(|f| Fault::parse(f, 0).unwrap());
     with_layer(spec(g, Pairing::Adjacent), |layer| {
-        let splits = engine.contract().splits;
+        let splits = engine.contract().split_ranges(1).len();
         let (forms, fault) = (&Form::ALL, fault.as_ref());
         all(&Subject { engine, layer, forms, fault, seed: 0, page_size: PAGE, splits }, &|_| ()).unwrap()
     })

@@ -6,6 +6,8 @@ The repository holds a part of them (fixtures/real/README.md). `MLA_CHECK_GPU_DU
 all 130 of them, and `--nocapture` prints the table.
 */
 
+#![allow(clippy::print_stdout)] // The table is what --nocapture is for.
+
 mod common;
 
 use common::fixture;

@@ -254,7 +254,8 @@ pub fn attend_split(head: &Head, ranges: &[Range<usize>], contract: &Contract) -
     let mut ranges: Vec<Range<usize>> = ranges.iter().filter(|r| !r.is_empty()).cloned().collect();
     if contract.softmax.normalised || ranges.is_empty() {
         let end = ranges.iter().map(|r| r.end).max().unwrap_or(0);
-        ranges = Vec::from([ranges.first().map_or(0, |r| r.start)..end]);
+        let whole = ranges.first().map_or(0, |r| r.start)..end;
+        ranges = std::iter::once(whole).collect();
     }
     let parts: Vec<Attended> = ranges.into_iter().map(|r| attend(head, r, contract)).collect();
     let rows = head.q.nrows();

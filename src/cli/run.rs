@@ -82,6 +82,12 @@ pub struct RunArgs {
     /// Alter one thing on purpose: NAME[=SIZE][@TENSOR]
     #[arg(long, value_name = "NAME", long_help = fault_help())]
     fault: Option<String>,
+    /// Probability of any false alarm in the whole run
+    #[arg(long, value_name = "P", default_value_t = 1e-6, value_parser = share)]
+    budget: f64,
+    /// Size of gain and softmax scale that must be visible; a tensor that can't show it is `inconclusive`
+    #[arg(long, value_name = "X", default_value_t = 1e-3, value_parser = share)]
+    promise: f64,
     /// Write every tensor of engine and reference as .npy, with a manifest
     #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
@@ -228,6 +234,13 @@ fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(x) if x.is_finite() && x >= 0.0 => Ok(x),
         _ => Err("expected a number that is finite and not negative".into()),
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if x > 0.0 && x < 1.0 => Ok(x),
+        _ => Err("expected a number between 0 and 1".into()),
     }
 }
 
@@ -383,7 +396,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         accumulate: args.accumulate,
         contract,
         hidden,
-        budget: Budget::default(),
+        budget: Budget { alpha: args.budget, promise: args.promise },
         reading: Reading { convention: args.convention, norm_eps: args.norm_eps },
         fault,
         save: args.save.clone(),

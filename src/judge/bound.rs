@@ -42,7 +42,9 @@ pub fn bound(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: b
 
 /// The same from the statistical error of scores ([`Basis::Statistical`]): for attention and lse, before and after
 /// internal merges. Of products with a truncating accumulator γ with 2u a rounding, as if a tensor core summed a block
-/// exactly: 1.4 million outputs of real ones used 0.15 of it at most. Of other stages the proven bound.
+/// exactly: 1.4 million outputs of real ones used 0.15 of it at most. Of products that round to nearest λ√n·u in place of
+/// n·u: n independent errors of mean 0, each at most u·Σ|a·b|, add up to more than λ√n times that with a probability of
+/// at most 2exp(−λ²/2) (Hoeffding). Of other stages the proven bound.
 ///
 /// Breaking it is evidence that draws from the budget of the run: [`LOG_P_SCORE`] a score.
 pub fn statistical(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: bool) -> Array2<f64> {
@@ -57,6 +59,13 @@ fn of(basis: Basis, contract: &Contract, terms: &Terms, x: &Array2<f64>, tempera
                 Basis::Statistical if contract.accumulate.drifts() => {
                     let n = contract.accumulate.roundings(*len) as f64 * 2.0 * U;
                     n / (1.0 - n) + (*len as f64 + 1.0) * f64::EPSILON / 2.0
+                }
+                Basis::Statistical if matches!(contract.accumulate, mla_reference::Accumulate::Rn { .. }) => {
+                    let n = contract.accumulate.roundings(*len) as f64;
+                    // The second term: errors of errors.
+                    attention::LAMBDA * n.sqrt() * U
+                        + (n * U).powi(2)
+                        + (*len as f64 + 1.0) * f64::EPSILON / 2.0
                 }
                 _ => contract.accumulate.gamma(*len),
             };
@@ -316,6 +325,7 @@ mod tests {
         // n = 4, ‖q‖‖k‖ = 1, √D = 8: 3u, twice.
         near(got, 2.0 * 3.0 * U + 6.0 * U + EXP2 + U + 8.0 * U + 2.0 * U);
         assert!(got < bound(&c, &terms, &x, false)[[0, 0]]);
-        assert!(LOG_P_SCORE < -39.0);
+        // 2·exp(−40.5).
+        assert_relative_eq!(LOG_P_SCORE.exp(), 5.15e-18, max_relative = 1e-2);
     }
 }

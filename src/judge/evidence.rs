@@ -19,7 +19,7 @@ use super::sample::Sample;
 use super::stats::direction::{Cluster, Estimate, Kind, Weighed, cluster, floor, p_value, test_direction};
 use super::stats::flips::{BLOCK, Flips, MIN_ROWS};
 use super::stats::noise::{Jump, jumps};
-use super::stats::score::{Fineness, informations, scale_of, scores};
+use super::stats::score::{Fineness, both_of, scale_of};
 use super::tally::Tally;
 use mla_numeric::DType;
 use mla_reference::{RowName, Terms};
@@ -28,6 +28,8 @@ use std::collections::BTreeMap;
 
 /// Standard deviations beyond which an element of a float32 output is odd.
 pub const WIDE: f64 = 8.0;
+/// Flips of a piece that the running bound looks at.
+const RUNS: usize = 32;
 /// ln of the level at which a flip test, alone, stops the fine directions from being believed: 1e-9.
 const GUARD: f64 = -20.723_265_836_946_41;
 
@@ -265,7 +267,7 @@ impl Evidence {
                 piece.prediction.shares(i, &mut shares);
                 self.odd(piece, i, (o, x), &flipped, &mut shares, &mut sums);
             }
-            if !flipped.is_empty() || sampled(piece.at.0, i) {
+            if !flipped.is_empty() || sampled(piece.at.0 + i, rows.first() == Some(&i)) {
                 flips.push((i, flipped));
             }
         }
@@ -275,21 +277,32 @@ impl Evidence {
         }
         let which: Vec<usize> = flips.iter().map(|(i, _)| *i).collect();
         let bounds = piece.prediction.bounds(&which);
+        let mut runs = RUNS;
         for (k, (i, flipped)) in flips.iter().enumerate() {
             let (o, x) = (engine(*i), x(*i));
             let (proven, likely) = (line(&bounds.proven, k), line(&bounds.likely, k));
+            let rms = (x.iter().map(|v| v * v).sum::<f64>() / n.max(1) as f64).sqrt();
+            // Long sums: where the bound by norms says little, the running one is worth its price.
+            let dull = |b: f64| b > self.dtype.spacing(rms) / 2.0;
             for &j in flipped {
                 self.tally.flip(self.dtype, (at(*i).0, piece.at.1 + j), o[j], x[j], Some(proven[j]));
-                let b = likely[j].min(proven[j]);
+                let mut b = likely[j].min(proven[j]);
+                if runs > 0 && dull(b) {
+                    runs -= 1;
+                    b = piece.prediction.running(*i, j).map_or(b, |r| r.min(b));
+                }
                 let inside = self.dtype.round(x[j] - b) <= o[j] && o[j] <= self.dtype.round(x[j] + b);
                 self.unlikely += u64::from(!inside);
             }
-            if sampled(piece.at.0, *i) {
+            if sampled(piece.at.0 + i, rows.first() == Some(i)) {
                 let narrow: Vec<f64> = proven.iter().zip(likely).map(|(a, b)| a.min(*b)).collect();
-                self.tally.bounds(self.dtype, at(*i).0 * piece.width + piece.at.1, x, &narrow);
-                let rms = (x.iter().map(|v| v * v).sum::<f64>() / n.max(1) as f64).sqrt();
-                for (x, b) in x.iter().zip(&narrow) {
-                    let passes = (2.0 * b + self.dtype.spacing(x.abs() + b)) / rms;
+                let long = narrow.first().is_some_and(|b| dull(*b)) && !Self::wide(self.dtype);
+                let step = if long { 4 * BLOCK } else { BLOCK };
+                for j in ((at(*i).0 * 7) % step.min(n.max(1))..n).step_by(step) {
+                    let running = if long { piece.prediction.running(*i, j) } else { None };
+                    let b = running.map_or(narrow[j], |r| r.min(narrow[j]));
+                    self.tally.bound(self.dtype, x[j], b);
+                    let passes = (2.0 * b + self.dtype.spacing(x[j].abs() + b)) / rms;
                     if passes.is_finite() {
                         self.element = self.element.max(passes);
                     }
@@ -309,9 +322,10 @@ impl Evidence {
         sums: &mut Sums,
     ) {
         let wide = Self::wide(self.dtype);
-        // Elementwise results are not spread evenly between ties: a bf16 value times a round factor lies on them more
-        // often than chance has it (1.1 times a multiple of 5). There each element's own distance counts too.
-        if !wide && matches!(piece.terms, Terms::Norm { .. } | Terms::Rope { .. }) {
+        // Results are not always spread evenly between ties: a bf16 value times a round factor lies on them more often than
+        // chance has it (1.1 times a multiple of 5), and so does the mean of ten values under a flat softmax. So each
+        // element's own distance counts too, except in products, whose many terms spread them.
+        if !wide && !matches!(piece.terms, Terms::Product { .. }) {
             for (j, share) in shares.iter_mut().enumerate() {
                 *share = share.max(near_tie(self.dtype, x[j], piece.prediction.sigma(i, j)));
             }
@@ -370,6 +384,7 @@ impl Evidence {
         (rope, tile): (usize, usize),
     ) {
         let special = special(piece.terms, rows, rope, tile);
+        let wide = Self::wide(self.dtype);
         let contract = piece.prediction.contract();
         for (k, &i) in rows.iter().enumerate() {
             let row = piece.at.0 + i;
@@ -403,8 +418,7 @@ impl Evidence {
             };
             for fineness in Fineness::ALL {
                 let s: Vec<f64> = sigma.iter().zip(&ulp).map(|(a, b)| scale_of(*a, *b, fineness)).collect();
-                let g = scores(self.dtype, &o, &x, &s);
-                let info = informations(self.dtype, &x, &s);
+                let (g, info) = both_of(self.dtype, &o, &x, &s);
                 let mut add = |direction, d: &[f64]| {
                     let mut pair = Pair { cluster: cluster(&g, &info, d), jumps: Jumps::default() };
                     for jump in &jumps {
@@ -426,7 +440,10 @@ impl Evidence {
                     let factor = -(1.0 - square).max(0.0) / 2.0;
                     add(Direction::Eps, &x.iter().map(|v| v * factor).collect::<Vec<_>>());
                 }
-                for (direction, d) in &special {
+                // A truncating accumulator's drift of the scores, seen along their rope part alone, has no bound: what is left out
+                // of account in 16 bits shows in float32.
+                let special = special.iter().filter(|(d, _)| !wide || *d != Direction::RopeWeight);
+                for (direction, d) in special {
                     add(*direction, &chosen.iter().map(|j| d[[k, j - cols.start]]).collect::<Vec<_>>());
                 }
             }
@@ -603,9 +620,9 @@ fn line(m: &Array2<f64>, i: usize) -> &[f64] {
     m.as_slice().and_then(|all| all.get(i * n..(i + 1) * n)).unwrap_or(&[])
 }
 
-/// Whether bounds of row `i` of a piece from `first` are computed though it has no flip: its first, and one in eight.
-fn sampled(first: usize, i: usize) -> bool {
-    i == 0 || ((first + i) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61 == 0
+/// Whether bounds of a row are computed though it has no flip: the first of a piece, and one in eight.
+fn sampled(row: usize, first: bool) -> bool {
+    first || (row as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61 == 0
 }
 
 /// Odd elements of heads and of blocks of columns of one piece: added up in one order, then as whole numbers.

@@ -8,11 +8,14 @@ the median), noise of products element by element from two norms, without arrays
 
 use super::bound::{bound, statistical};
 use super::stats::noise::{self, Noise};
-use mla_numeric::DType;
+use mla_numeric::{DType, U};
 use mla_reference::attention::Head;
-use mla_reference::{Contract, RowSum, Terms};
+use mla_reference::{Accumulate, Contract, RowSum, Terms};
 use ndarray::{Array2, Axis, s};
 use std::sync::OnceLock;
+
+/// Spacing of float32 below its smallest normal value.
+const TINY: f64 = f64::from_bits((1023 - 149) << 52);
 
 /// Bounds of some rows, `[rows, columns]`.
 pub struct Bounds {
@@ -120,6 +123,41 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
         }
     }
 
+    /// The running bound of one element of a product: with S_j the exact partial sums in the order of k, every rounding
+    /// errs by `unit` of |S_j| (and a tensor core by what it cuts off the terms of a block). It needs the order, which
+    /// a contract does not state, so it counts as statistical. None for other stages and for unknown accumulators.
+    pub fn running(&self, i: usize, j: usize) -> Option<f64> {
+        let Terms::Product { a, w, .. } = self.terms else { return None };
+        let (block, chain, unit, cut) = match self.contract.accumulate {
+            Accumulate::Rn { block, chain } => (block, chain, U, 0.0),
+            Accumulate::Rz { block } => (block, 0, 2.0 * U, 0.0),
+            Accumulate::Mma { k, bits } => (k, 0, 2.0 * U, (k as f64 + 1.0) * f64::powi(2.0, -(bits as i32))),
+            _ => return None,
+        };
+        let mut row = vec![0.0; w.cols()];
+        w.decode(j, 0, &mut row);
+        let chain = if chain == 0 { row.len().max(1) } else { chain };
+        let (mut total, mut error, mut size) = (0.0f64, 0.0f64, 0.0f64);
+        for (c, part) in row.chunks(chain).enumerate() {
+            let mut sum = 0.0f64;
+            for (b, terms) in part.chunks(block.max(1)).enumerate() {
+                let mut largest = 0.0f64;
+                for (k, w) in terms.iter().enumerate() {
+                    let t = a[[i, c * chain + b * block + k]] * w;
+                    largest = largest.max(t.abs());
+                    size += t.abs();
+                    sum += t;
+                }
+                error += unit * sum.abs() + cut * largest.max(sum.abs());
+            }
+            total += sum;
+            error += if chain < row.len() { unit * total.abs() } else { 0.0 };
+        }
+        // Errors of errors, the float64 sum's own, and what underflow adds.
+        let n = self.contract.accumulate.roundings(row.len()) as f64;
+        Some(error * (1.0 + 2.0 * n * U) + (row.len() + 1) as f64 * f64::EPSILON * size + n * TINY)
+    }
+
     fn noise(&self) -> &Noise {
         self.noise.get_or_init(|| noise::of(self.contract, self.terms, self.x.view(), self.dtype))
     }
@@ -142,11 +180,12 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
         }
     }
 
-    /// Standard deviation of an honest element before its final rounding.
+    /// Standard deviation of an honest element before its final rounding. Below the smallest normal float32 each
+    /// rounding errs by up to 2⁻¹⁴⁹, whatever the size of the value.
     pub fn sigma(&self, i: usize, j: usize) -> f64 {
         match &self.line {
-            Some(l) => l.k * l.a[i] * l.w[j],
-            None => self.noise().sigma[[i, j]],
+            Some(l) => l.k * l.a[i] * l.w[j] + (l.steps + 6.0) * TINY,
+            None => self.noise().sigma[[i, j]] + (self.noise().steps + 6.0) * TINY,
         }
     }
 

@@ -14,8 +14,6 @@ use std::collections::BTreeMap;
 
 /// Bins of the histogram of bounds: eighths of an octave, from 2^-8 to 2^24 ulps.
 const BINS: usize = 256;
-/// One element in so many enters the histogram of bounds.
-const SAMPLE: usize = 16;
 
 /// One element, with both values.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -138,14 +136,11 @@ impl Tally {
         }
     }
 
-    /// Adds bounds of a row to the histogram of bounds, a column in [`SAMPLE`].
-    pub fn bounds(&mut self, dtype: DType, index: usize, x: &[f64], bound: &[f64]) {
-        let from = (SAMPLE - index % SAMPLE) % SAMPLE;
-        for j in (from..x.len()).step_by(SAMPLE) {
-            let total = bound[j] + dtype.spacing(x[j].abs() + bound[j]) / 2.0;
-            if total.is_finite() && x[j].is_finite() {
-                self.bins[bin(total / dtype.spacing(x[j]))] += 1;
-            }
+    /// Adds the bound of an element to the histogram of bounds.
+    pub fn bound(&mut self, dtype: DType, x: f64, bound: f64) {
+        let total = bound + dtype.spacing(x.abs() + bound) / 2.0;
+        if total.is_finite() && x.is_finite() {
+            self.bins[bin(total / dtype.spacing(x))] += 1;
         }
     }
 

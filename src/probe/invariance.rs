@@ -6,8 +6,8 @@ Two changes that must not change a bit: pages laid out another way, and a power 
 **Powers of two.** The weight that makes q is multiplied by 2², the softmax scale by 2⁻². In binary floating point
 both are exact, so q_raw, q and q_latent are 4 times what they were, scores in front of the scale too, and whatever
 comes after the scale has the same bits. The exception are values below the smallest normal one of their dtype (in
-f16: 6e-5): there a value is rounded coarser than 4 times the value is. A (token, head) that has one among its
-queries, or one that would leave the range, is left out.
+f16: 6e-5): there a value is rounded coarser than 4 times the value is, down to zero. A (token, head) that has one among
+its queries, or one that would leave the range, is left out.
 */
 
 use super::place::{Count, place};
@@ -151,7 +151,8 @@ fn inexact(base: &Kept, heads: usize) -> HashSet<(usize, usize)> {
         for row in 0..t.rows {
             for col in 0..t.cols {
                 let x = t.get(row, col).abs();
-                if x != 0.0 && x < least || x * FACTOR > t.dtype.largest() {
+                // At the smallest normal value too: it may have been rounded up from below, and so may a zero.
+                if x <= least || x * FACTOR > t.dtype.largest() {
                     all.insert((row, col / (t.cols / heads).max(1)));
                 }
             }

@@ -9,6 +9,7 @@ mod blocks;
 pub mod finding;
 pub mod markdown;
 pub mod study;
+mod table;
 pub mod terminal;
 
 use crate::engine::Description;

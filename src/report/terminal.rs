@@ -2,23 +2,23 @@
 The report for people: verdict first, then what is bad and where, then every tensor, then what was not
 looked at.
 
-Everything fits the given width (80 columns at least); columns that do not fit are left out, never wrapped.
+Everything fits the given width (40 columns at least); columns that do not fit are left out, never wrapped.
 Colours are ANSI sequences that the writer strips where they are not wanted; no meaning is in colour alone.
 */
 
-use super::finding::{self, short};
-use super::{LayerReport, Report, blocks, markdown};
-use crate::judge::{Digest, Unit, Verdict, Which};
-use mla_reference::{Form, Phase};
+use super::finding;
+use super::{LayerReport, Report, blocks, markdown, table};
+use crate::judge::{Unit, Verdict, Which};
+use mla_reference::Form;
 use std::fmt::Write;
 
 /// The whole report.
 pub fn render(report: &Report, width: usize) -> String {
     let mut out = String::new();
     for layer in &report.layers {
-        layer_report(&mut out, report, layer, width.max(80));
+        layer_report(&mut out, report, layer, width.max(40));
     }
-    not_judged(&mut out, report, width.max(80));
+    not_judged(&mut out, report, width.max(40));
     out
 }
 
@@ -38,7 +38,7 @@ pub(super) fn paint(v: Verdict, text: &str) -> String {
 }
 
 /// Whether anything was held against the reference (engine `reference` only shows digests).
-fn compared(l: &LayerReport) -> bool {
+pub(super) fn compared(l: &LayerReport) -> bool {
     l.tensors.iter().any(|u| u.elements > 0)
 }
 
@@ -52,7 +52,6 @@ fn verdict_line(report: &Report, l: &LayerReport) -> String {
         (Verdict::Rounding | Verdict::Exact, None) if report.deliberate_fault.is_some() => {
             format!("{}: the deliberate fault was not seen", l.verdict)
         }
-        (Verdict::Rounding | Verdict::Exact, None) => format!("{}{}", l.verdict, seen(l)),
         (Verdict::NotCompared, None) if compared(l) => "no verdict: not all could be compared".into(),
         (Verdict::NotCompared, None) => "no verdict: nothing was compared".into(),
         (v, None) => v.to_string(),
@@ -68,15 +67,14 @@ fn verdict_line(report: &Report, l: &LayerReport) -> String {
     line
 }
 
-/// What would have been seen, for the verdict line.
-fn seen(l: &LayerReport) -> String {
-    match finding::seen(l) {
-        (Some(gain), Some(scale)) => {
-            format!("; a gain of {gain:.0e} or a scale of {scale:.0e} would have been seen")
-        }
-        (Some(gain), None) => format!("; a gain of {gain:.0e} would have been seen"),
-        _ => String::new(),
-    }
+/// What would have been seen.
+fn seen(l: &LayerReport) -> Option<String> {
+    let sizes = match finding::seen(l) {
+        (Some(gain), Some(scale)) => format!("a gain of {gain:.0e} or a softmax scale of {scale:.0e}"),
+        (Some(gain), None) => format!("a gain of {gain:.0e}"),
+        _ => return None,
+    };
+    Some(format!("{sizes} would have been seen in every tensor"))
 }
 
 fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize) {
@@ -87,6 +85,9 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         }
         let _ = writeln!(out, "  no tensor was compared: both sides must compute the same thing first\n");
         return;
+    }
+    if let (Verdict::Exact | Verdict::Rounding, Some(seen)) = (l.verdict, seen(l)) {
+        wrapped(out, "", &seen, width);
     }
     if compared(l) {
         out.push('\n');
@@ -146,7 +147,7 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
     }
     blocks::probes(out, l, width);
     out.push('\n');
-    table(out, l, width);
+    table::table(out, l, width);
     blocks::gates(out, l, width);
     blocks::cumulative(out, l, width);
     for o in &l.odd {
@@ -228,147 +229,6 @@ fn paste(out: &mut String, report: &Report, l: &LayerReport) {
         let _ = writeln!(out, "    {line}");
     }
     out.push('\n');
-}
-
-/// Rows of the table: phases of a tensor together, unless one of them is at fault.
-fn rows(units: &[Unit]) -> Vec<(Vec<&Unit>, String)> {
-    let mut rows: Vec<(Vec<&Unit>, String)> = Vec::new();
-    for u in units {
-        let phase = u.phase.map_or("", Phase::name);
-        match rows.last_mut() {
-            Some((all, p))
-                if all[0].which == u.which
-                    && u.verdict != Verdict::Fault
-                    && all[0].verdict != Verdict::Fault =>
-            {
-                all.push(u);
-                *p = "both".into();
-            }
-            _ => rows.push((vec![u], phase.to_string())),
-        }
-    }
-    rows
-}
-
-fn table(out: &mut String, l: &LayerReport, width: usize) {
-    let all_weights_exact =
-        l.tensors.iter().filter(|u| matches!(u.which, Which::Weight(_))).all(|u| u.verdict == Verdict::Exact);
-    let digests_only = !compared(l);
-    let (axes, checks) = (width >= 116, width >= 136);
-    // Norms to five digits where there is room, to three where there is not.
-    let digits = if width >= 90 { 12 } else { 9 };
-    let head = |name: &str, phase: &str, axes_text: &str, rest: &str| {
-        let mut line = format!("{name:<12} {phase:<8}");
-        if axes {
-            line += &format!("{axes_text:<25}");
-        }
-        line + rest
-    };
-    let mut titles = if digests_only {
-        format!("{:>12}", "norm")
-    } else {
-        let norms = format!("{:>digits$}{:>digits$}", "norm", "ref norm");
-        format!("{:<13}{:>6}{:>8}{:>7}{:>7}{norms}", "verdict", "ulps", "bound", "flips", "sees")
-    };
-    if checks {
-        titles += &format!("{:>12}{:>12}", "checksum", if digests_only { "" } else { "reference" });
-    }
-    let _ = writeln!(out, "{}", head("tensor", "phase", "axes", &titles).trim_end());
-    let mut group = None;
-    for (units, phase) in rows(&l.tensors) {
-        let u = units[0];
-        if matches!(u.which, Which::Weight(_)) && all_weights_exact {
-            if group.is_none() {
-                let n = l.tensors.iter().filter(|u| matches!(u.which, Which::Weight(_))).count();
-                let _ = writeln!(out, "{n} weights: {}, bit for bit", paint(Verdict::Exact, "exact"));
-                group = Some(u.form);
-            }
-            continue;
-        }
-        if group != Some(u.form) && u.form.is_some() {
-            let _ = writeln!(out, "{}:", u.form.map_or("", Form::name));
-        }
-        group = Some(u.form);
-        let verdict = units.iter().map(|u| u.verdict).max().unwrap_or(Verdict::NotCompared);
-        let worst = units
-            .iter()
-            .filter_map(|u| u.worst.as_ref())
-            .max_by(|a, b| a.share_of_bound.total_cmp(&b.share_of_bound));
-        let flips: u64 = units.iter().map(|u| u.flips).sum();
-        let elements: u64 = units.iter().map(|u| u.elements).sum();
-        let share = if elements == 0 {
-            "-".into()
-        } else if flips == 0 {
-            "0".into()
-        } else {
-            format!("{:.0e}", flips as f64 / elements as f64)
-        };
-        let (engine, reference) = (total(&units, |u| u.engine), total(&units, |u| u.reference));
-        let digest = |d: Option<Digest>, f: fn(Digest) -> f64| {
-            d.map_or("-".into(), |d| format!("{:.*e}", if digits == 12 { 5 } else { 3 }, f(d)))
-        };
-        let mut rest = String::new();
-        if digests_only {
-            rest += &format!("{:>12}", digest(reference, |d| d.norm));
-        } else {
-            let pad = " ".repeat(13usize.saturating_sub(verdict.name().len()));
-            rest += &(paint(verdict, verdict.name()) + &pad);
-            rest += &format!(
-                "{:>6}{:>8}{share:>7}{:>7}{:>digits$}{:>digits$}",
-                worst.map_or("-".into(), |w| short(w.ulps)),
-                worst.map_or("-".into(), |w| short(w.share_of_bound)),
-                sees(&units),
-                digest(engine, |d| d.norm),
-                digest(reference, |d| d.norm)
-            );
-        }
-        if checks {
-            let of_engine = if digests_only { reference } else { engine };
-            rest += &format!("{:>12}", digest(of_engine, |d| d.checksum));
-            if !digests_only {
-                rest += &format!("{:>12}", digest(reference, |d| d.checksum));
-            }
-        }
-        let axes_text: Vec<&str> = u.axes.iter().map(|a| a.name()).collect();
-        let _ = writeln!(out, "{}", head(u.tensor, &phase, &axes_text.join(", "), &rest).trim_end());
-        for u in units.iter().filter(|u| u.verdict != Verdict::Fault) {
-            if let Some(n) = u.note.as_deref().filter(|n| !n.is_empty()) {
-                wrapped(out, "             ", n, width);
-                break;
-            }
-        }
-    }
-    if !digests_only {
-        let legend = "worst error in units of the output's last place; bound: as a share of what rounding allows; \
-                      flips: share of elements that are not the rounded reference; sees: smallest gain (in attention \
-                      also softmax scale) that would have been a fault; norms are shown, never judged";
-        wrapped(out, "ulps: ", legend, width);
-    }
-}
-
-/// The smallest gain, or scale where that is larger, that would have been seen in all phases.
-fn sees(units: &[&Unit]) -> String {
-    let of = |u: &Unit| {
-        let p = u.power.as_ref()?;
-        let scale = if p.scale_applies { p.scale } else { Some(0.0) };
-        Some(p.gain?.max(scale?))
-    };
-    let compared: Vec<&&Unit> = units.iter().filter(|u| u.power.is_some()).collect();
-    let all: Option<Vec<f64>> = compared.iter().map(|u| of(u)).collect();
-    match all.and_then(|v| v.into_iter().reduce(f64::max)) {
-        Some(v) => format!("{v:.0e}"),
-        None if compared.is_empty() => "-".into(),
-        None => "none".into(),
-    }
-}
-
-/// Norm and checksum of several phases together.
-fn total(units: &[&Unit], of: impl Fn(&Unit) -> Option<Digest>) -> Option<Digest> {
-    let all: Vec<Digest> = units.iter().filter_map(|u| of(u)).collect();
-    (!all.is_empty()).then(|| Digest {
-        norm: all.iter().map(|d| d.norm * d.norm).sum::<f64>().sqrt(),
-        checksum: all.iter().map(|d| d.checksum).sum(),
-    })
 }
 
 fn norms_agree(units: &[&Unit]) -> bool {

@@ -38,7 +38,7 @@ use mla_reference::{Accumulate, Contract, RowSum};
 use ndarray::{Array2, ArrayView1, ArrayViewMut1, s};
 
 /// Standard deviations that the statistical error of a score allows, for accumulators that round to nearest.
-const LAMBDA: f64 = 9.0;
+pub const LAMBDA: f64 = 9.0;
 /// ln of the probability that one score of an honest engine breaks its statistical bound: ln 2 − λ²/2, 5·10⁻¹⁸.
 /// A run of 10⁹ scores breaks it with 5·10⁻⁹.
 pub const LOG_P_SCORE: f64 = std::f64::consts::LN_2 - LAMBDA * LAMBDA / 2.0;
