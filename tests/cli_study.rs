@@ -32,7 +32,7 @@ fn calibrate_exits_by_its_figures_and_repeats_one_run() {
     let text = mla_check(&args);
     assert_eq!(text.status.code(), out.status.code());
     let text = String::from_utf8(text.stdout).unwrap();
-    assert!(text.starts_with("engine cpu, 2 clean runs of seed 1: "), "{text}");
+    assert!(text.starts_with("engine cpu, contract declared, 2 clean runs of seed 1: "), "{text}");
     assert!(text.lines().all(|l| l.starts_with(' ') || l.chars().count() <= 110), "{text}");
 }
 

@@ -135,6 +135,9 @@ struct Pair {
     jumps: Jumps,
 }
 
+/// By row, head and first column.
+type Pairs = BTreeMap<(usize, usize, usize), Pair>;
+
 /// What casts of P that may go either way can do to a score: rare, and large where few keys matter. A normal law knows
 /// nothing of them, so the floor of a test holds what they may reach.
 #[derive(Clone, Copy, Debug, Default)]
@@ -188,7 +191,7 @@ pub struct Evidence {
     rows: BTreeMap<usize, Flips>,
     heads: Vec<Flips>,
     blocks: Vec<Flips>,
-    clusters: BTreeMap<(Direction, Fineness), BTreeMap<(usize, usize, usize), Pair>>,
+    clusters: BTreeMap<(Direction, Fineness), Pairs>,
     /// Accumulator roundings of the stage, for floors.
     pub steps: f64,
     /// Elements that directions looked at.

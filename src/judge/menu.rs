@@ -14,7 +14,7 @@ use mla_reference::{Contract, Form, RowSum, Stage, TileOrder};
 pub fn entries(contract: &Contract, stage: Stage, form: Option<Form>) -> Vec<(String, Contract)> {
     let mut all: Vec<(String, Contract)> = Vec::new();
     let mut add = |name: String, change: &dyn Fn(&mut Contract)| {
-        let mut c = contract.clone();
+        let mut c = *contract;
         change(&mut c);
         if c != *contract && all.iter().all(|(_, other)| *other != c) {
             all.push((name, c));

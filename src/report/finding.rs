@@ -91,7 +91,7 @@ fn place(l: &LayerReport, u: &Unit, f: &Found, all: &mut Vec<(&'static str, Stri
     if f.places.is_empty() {
         all.push(("where", "spread over the tensor, in no box".into()));
     } else if f.outside_clean {
-        let everywhere = f.places.iter().any(|p| is_whole(p));
+        let everywhere = f.places.iter().any(is_whole);
         if !everywhere {
             all.push(("", "everything outside is clean".into()));
         }
