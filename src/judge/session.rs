@@ -9,6 +9,7 @@ use super::closer::Closer;
 use super::compare::Isolated;
 use super::conclude::{Basis, Budget, conclude};
 use super::evidence::{Evidence, Piece};
+use super::tally::Tally;
 use super::unit::{self, Unit};
 use super::verdict::Verdict;
 use super::weights;
@@ -20,7 +21,7 @@ use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::product::{Dense, Rows};
 use mla_reference::rows::{Patched, Rounded};
-use mla_reference::{Contract, Form, Phase, Scope, Spec, Stage, Weight, Weights};
+use mla_reference::{Axis, Contract, Form, Phase, Scope, Spec, Stage, Weight, Weights};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
@@ -181,7 +182,7 @@ impl<'a> Session<'a> {
         let c = weights::compare(weight, &self.layer.spec.geometry, file, engine, dtype);
         self.odd.extend(c.odd);
         let axes = weight.row().axes.to_vec();
-        self.units.push(Unit::counted(which, None, axes, shape, dtype, c.tally, |_| None));
+        self.units.push(weight_unit(which, axes, shape, dtype, c.tally));
         if c.another {
             self.held.another.insert(weight);
         } else if weight.is_norm() {
@@ -330,6 +331,16 @@ impl<'a> Session<'a> {
     }
 }
 
+/// A weight's unit: bits are equal, or it is a fault.
+fn weight_unit(which: unit::Which, axes: Vec<Axis>, shape: Vec<usize>, dtype: DType, tally: Tally) -> Unit {
+    let (beyond, all) = (tally.beyond, tally.elements);
+    let mut unit = Unit::counted(which, None, axes, shape, dtype, tally, |_| None);
+    if beyond > 0 {
+        unit.evidence.push(format!("{beyond} of {all} elements are not the file's, rounded to {dtype}"));
+    }
+    unit
+}
+
 /// Dtype in which a contract stores a stage.
 pub fn stored(contract: &Contract, stage: Stage) -> DType {
     match stage {
@@ -372,7 +383,7 @@ impl Sink for Session<'_> {
         );
         self.odd.extend(c.odd);
         let (axes, shape) = (weight.row().axes.to_vec(), vec![values.len()]);
-        self.units.push(Unit::counted(which, None, axes, shape, dtype, c.tally, |_| None));
+        self.units.push(weight_unit(which, axes, shape, dtype, c.tally));
         self.held.norms.push((weight, values.to_vec()));
         Ok(())
     }
