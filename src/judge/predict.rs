@@ -7,6 +7,7 @@ the median), noise of products element by element from two norms, without arrays
 */
 
 use super::bound::{bound, statistical};
+use super::chain::Grown;
 use super::stats::noise::{self, Noise};
 use mla_numeric::DType;
 use mla_reference::attention::Head;
@@ -41,6 +42,7 @@ pub struct Prediction<'p, 't, 'h> {
     temperature: bool,
     line: Option<Line<'p>>,
     noise: OnceLock<Noise>,
+    grown: Option<Grown>,
 }
 
 impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
@@ -59,7 +61,17 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
             }
             _ => None,
         };
-        Prediction { contract, terms, x, dtype, temperature, line, noise: OnceLock::new() }
+        Prediction { contract, terms, x, dtype, temperature, line, noise: OnceLock::new(), grown: None }
+    }
+
+    /// The same from inputs that were not captured: their errors are in its bound and in its noise.
+    pub fn grown(self, grown: Option<Grown>) -> Self {
+        Prediction { grown, ..self }
+    }
+
+    /// Standard deviation of what inputs that were not captured add to an element.
+    pub fn inherited(&self, i: usize, j: usize) -> f64 {
+        self.grown.as_ref().map_or(0.0, |g| g.usual[[i, j]])
     }
 
     /// The contract that is emulated.
@@ -69,11 +81,15 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
 
     /// Copies have neither bound nor noise: bits are equal.
     pub fn is_copy(&self) -> bool {
-        matches!(self.terms, Terms::Copy)
+        matches!(self.terms, Terms::Copy) && self.grown.is_none()
     }
 
     /// Bounds of these rows of the block.
     pub fn bounds(&self, rows: &[usize]) -> Bounds {
+        if let Some(g) = &self.grown {
+            let most = g.most.select(Axis(0), rows);
+            return Bounds { likely: most.clone(), proven: most };
+        }
         let all = |terms: &Terms, x: &Array2<f64>| Bounds {
             proven: bound(self.contract, terms, x, self.temperature),
             likely: statistical(self.contract, terms, x, self.temperature),
@@ -133,10 +149,11 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
 
     /// Standard deviation of an honest element before its final rounding.
     pub fn sigma(&self, i: usize, j: usize) -> f64 {
-        match &self.line {
+        let own = match &self.line {
             Some(l) => l.k * l.a[i] * l.w[j],
             None => self.noise().sigma[[i, j]],
-        }
+        };
+        own.hypot(self.inherited(i, j))
     }
 
     /// Row ulps of these columns.

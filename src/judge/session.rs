@@ -2,9 +2,11 @@
 One judgement of one layer: a sink that an engine streams into.
 
 Each tensor is judged when it arrives, from the engine's own inputs (isolated), and dropped when no later
-stage reads it. At the end whatever the table asks for and nobody delivered is a fault.
+stage reads it. At the end whatever the table asks for and nobody delivered is a fault. Where a Trace lists what it
+captured, only that is asked for, and inputs that it lacks are computed from what is there ([`super::chain`]).
 */
 
+use super::chain::{self, Chain};
 use super::closer::Closer;
 use super::compare::Isolated;
 use super::conclude::{Basis, Budget, conclude};
@@ -15,12 +17,13 @@ use super::weights;
 use crate::case::Case;
 use crate::engine::{Sink, SinkError};
 use crate::model::Layer;
-use crate::trace::store::Store;
+use crate::trace::store::{Store, View};
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::product::{Dense, Rows};
 use mla_reference::rows::{Patched, Rounded};
-use mla_reference::{Contract, Form, Phase, Scope, Spec, Stage, Weight, Weights};
+use mla_reference::{Contract, Form, Phase, Plan, Scope, Spec, Stage, Weight, Weights};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
@@ -37,6 +40,9 @@ pub struct Session<'a> {
     contract: Contract,
     pending: Vec<TensorId>,
     tensors: Store,
+    chain: Chain,
+    /// The case with splits merged inside the attention, for partial results that were not captured.
+    whole: Option<Box<Case>>,
     held: Held<'a>,
     units: Vec<Unit>,
     odd: Vec<String>,
@@ -57,11 +63,22 @@ pub struct Settings {
     pub conventions: Vec<(String, Spec)>,
     /// Look closer where evidence is found: for what explains it, and where it is. Never decides whether there is any.
     pub closer: bool,
+    /// Tensors that the Trace captured; the others are chained across. None: all that the table asks for.
+    pub captured: Option<Vec<TensorId>>,
+    /// Weights that it captured; of others the file's are taken. None: all.
+    pub captured_weights: Option<Vec<Weight>>,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { budget: Budget::default(), seed: 0, conventions: Vec::new(), closer: true }
+        Settings {
+            budget: Budget::default(),
+            seed: 0,
+            conventions: Vec::new(),
+            closer: true,
+            captured: None,
+            captured_weights: None,
+        }
     }
 }
 
@@ -113,6 +130,8 @@ impl<'a> Session<'a> {
             contract,
             pending,
             tensors: Store::default(),
+            chain: Chain::default(),
+            whole: None,
             held: Held { matrices: Vec::new(), norms: Vec::new(), another: HashSet::new() },
             units: Vec::new(),
             odd: Vec::new(),
@@ -126,7 +145,41 @@ impl<'a> Session<'a> {
     /// The same with other settings.
     pub fn with(mut self, settings: Settings) -> Session<'a> {
         self.settings = settings;
+        if self.settings.captured.is_some() && self.case.plan.splits > 1 {
+            let plan = Plan { splits: 1, ..self.case.plan.clone() };
+            self.whole = Some(Box::new(Case { plan, ..self.case.clone() }));
+        }
+        if let Some(captured) = self.settings.captured_weights.take() {
+            let g = &self.layer.spec.geometry;
+            for &w in Weight::ALL.iter().filter(|w| w.exists(g) && !captured.contains(w)) {
+                self.assume(w);
+            }
+            self.settings.captured_weights = Some(captured);
+        }
         self
+    }
+
+    /// Takes the file's weight for the engine's.
+    fn assume(&mut self, weight: Weight) {
+        let note = "not captured; the file's is taken";
+        let mut unit =
+            Unit::without_data(unit::Which::Weight(weight), None, Verdict::NotCompared, note);
+        unit.uncaptured = true;
+        if let Some(norm) = self.layer.weights.norm(weight) {
+            let mut values = norm.to_vec();
+            self.contract.norm_weights.round_slice(&mut values);
+            self.held.norms.push((weight, values));
+        } else if let Some(inner) = self.layer.weights.matrix(weight) {
+            let dtype = self.contract.weights;
+            self.held.matrices.push((weight, Box::new(Rounded { inner, dtype })));
+        }
+        self.seen_weights.insert(weight);
+        self.units.push(unit);
+    }
+
+    /// Whether a tensor is expected.
+    fn listed(&self, id: TensorId) -> bool {
+        self.settings.captured.as_ref().is_none_or(|c| c.contains(&id))
     }
 
     /// Ends it: what was expected and never came is a fault; what is clean but stands behind one says so.
@@ -141,15 +194,19 @@ impl<'a> Session<'a> {
             ));
         }
         for id in std::mem::take(&mut self.pending) {
-            self.units.push(Unit::without_data(
-                unit::Which::Tensor(id),
-                None,
-                Verdict::Fault,
-                "missing: the engine never delivered it",
-            ));
+            let which = unit::Which::Tensor(id);
+            let unit = if self.listed(id) {
+                let note = "missing: the engine never delivered it";
+                Unit::without_data(which, None, Verdict::Fault, note)
+            } else {
+                let note = unit::judged_with(id, &self.units);
+                Unit { uncaptured: true, ..Unit::without_data(which, None, Verdict::NotCompared, &note) }
+            };
+            self.units.push(unit);
         }
         unit::sort(&mut self.units);
         conclude(&mut self.units, self.settings.budget);
+        self.units.iter_mut().for_each(unit::name_chained);
         unit::mark_after_fault(&mut self.units, g, self.case.plan.splits > 1);
         (self.units, self.odd)
     }
@@ -209,9 +266,107 @@ impl<'a> Session<'a> {
         })
     }
 
+    /// Sees to it that all inputs of a stage are there, and computes those that were not captured. Else why not.
+    fn prepare(&mut self, id: TensorId) -> Result<Ready, String> {
+        let (g, plan) = (&self.layer.spec.geometry, &self.case.plan);
+        if let Some(w) = id.stage.weights(g, id.form).iter().find(|w| self.held.another.contains(w)) {
+            return Err(format!("the engine's {w} is another weight altogether"));
+        }
+        let split = plan.splits > 1 && plan.decode_rows() > 0;
+        let needs = |split| id.stage.inputs(g, id.form, split);
+        let lacks = |s: &Stage| self.tensors.view(id.form).get(*s).is_none() && plan.has(*s);
+        let merges = split && needs(true) != needs(false);
+        let lost = |s: &&Stage| lacks(s) && !self.listed(input(id, **s));
+        // Without all partial results, splits are merged inside the attention.
+        let mut ready = Ready { parts: merges && !needs(true).iter().any(|s| lost(&s)), ..Ready::default() };
+        ready.inside = merges && !ready.parts;
+        let mut wanted: Vec<Stage> = needs(false).to_vec();
+        if ready.parts {
+            wanted.extend(needs(true));
+            // Where every row is merged, nothing reads what its parts were computed from.
+            if self.settings.captured.is_some() && plan.sequences.iter().all(|s| s.phase() == Phase::Decode) {
+                wanted = needs(true).to_vec();
+            }
+        } else if merges {
+            ready.chained.extend(needs(true).iter().filter(|s| lost(s)));
+        }
+        for stage in wanted {
+            let from = input(id, stage);
+            if self.tensors.view(id.form).get(stage).is_none() && plan.has(stage) {
+                if self.listed(from) {
+                    return Err(format!("its input {stage} is not there"));
+                }
+                self.compute(from)?;
+            }
+            ready.inputs.push(stage);
+            ready.chained.extend(self.chain.behind(from).unwrap_or_default());
+        }
+        ready.chained.sort();
+        ready.chained.dedup();
+        Ok(ready)
+    }
+
+    /// Computes a tensor that was not captured.
+    fn compute(&mut self, id: TensorId) -> Result<(), String> {
+        (self.progress)(&id.to_string());
+        let ready = self.prepare(id).map_err(|why| format!("{} was not captured, and {why}", id.stage))?;
+        let (view, contract) = (self.tensors.view(id.form), self.contract_for(id, &ready));
+        let made = chain::compute(&self.isolated(id, &ready, &view, &contract), id);
+        let Some((tensor, slack)) = made else {
+            return Err(format!("{} was not captured, and a weight that it reads is not there", id.stage));
+        };
+        let behind = ready.chained.into_iter().chain([id.stage]).collect();
+        self.chain.keep(id, slack, behind);
+        self.tensors.keep(id, tensor);
+        Ok(())
+    }
+
+    /// The contract under which a stage is compared: less is emulated where its inputs are uncertain.
+    fn contract_for(&self, id: TensorId, ready: &Ready) -> Cow<'_, Contract> {
+        if self.chain.view(id.form).loose(&ready.inputs) {
+            Cow::Owned(chain::loosened(&self.contract))
+        } else {
+            Cow::Borrowed(&self.contract)
+        }
+    }
+
+    /// A stage with what it is recomputed from.
+    fn isolated<'s>(
+        &'s self,
+        id: TensorId,
+        ready: &Ready,
+        source: &'s View<'s>,
+        contract: &'s Contract,
+    ) -> Isolated<'s> {
+        Isolated {
+            spec: &self.layer.spec,
+            case: self.whole.as_deref().filter(|_| ready.inside).unwrap_or(self.case),
+            weights: &self.held,
+            contract,
+            source,
+            slacks: self.chain.view(id.form),
+            seed: self.settings.seed,
+        }
+    }
+
+    /// Tensors that are still to come, or to be computed for one that is.
+    fn live(&self) -> Vec<TensorId> {
+        let g = &self.layer.spec.geometry;
+        let (mut live, mut rest): (Vec<TensorId>, Vec<TensorId>) =
+            self.pending.iter().partition(|id| self.listed(**id));
+        rest.retain(|id| self.chain.behind(*id).is_none());
+        let reads = |by: &TensorId, id: &TensorId| {
+            [false, true].iter().any(|s| by.stage.inputs(g, by.form, *s).contains(&id.stage))
+                && (id.form.is_none() || id.form == by.form)
+        };
+        while let Some(at) = rest.iter().position(|id| live.iter().any(|by| reads(by, id))) {
+            live.push(rest.swap_remove(at));
+        }
+        live
+    }
+
     /// Judges one tensor from the inputs recorded so far.
     fn judge(&mut self, id: TensorId, tensor: &Tensor) -> Result<(), SinkError> {
-        let g = &self.layer.spec.geometry;
         let which = unit::Which::Tensor(id);
         if tensor.dtype != stored(&self.contract, id.stage) {
             let note =
@@ -219,23 +374,13 @@ impl<'a> Session<'a> {
             self.units.push(Unit::without_data(which, None, Verdict::Fault, &note));
             return Ok(());
         }
-        let split = self.case.plan.splits > 1 && self.case.plan.decode_rows() > 0;
-        let needs = |split| id.stage.inputs(g, id.form, split);
-        let inputs = self.tensors.view(id.form);
-        let lacking = needs(false)
-            .iter()
-            .chain(if split { needs(true) } else { &[] })
-            .find(|s| inputs.get(**s).is_none() && self.case.plan.has(**s));
-        if let Some(s) = lacking {
-            let note = format!("its input {s} is not there");
-            self.units.push(Unit::without_data(which, None, Verdict::NotCompared, &note));
-            return Ok(());
-        }
-        if let Some(w) = id.stage.weights(g, id.form).iter().find(|w| self.held.another.contains(w)) {
-            let note = format!("the engine's {w} is another weight altogether");
-            self.units.push(Unit::without_data(which, None, Verdict::NotCompared, &note));
-            return Ok(());
-        }
+        let ready = match self.prepare(id) {
+            Ok(ready) => ready,
+            Err(note) => {
+                self.units.push(Unit::without_data(which, None, Verdict::NotCompared, &note));
+                return Ok(());
+            }
+        };
         let reference = self
             .recorder
             .is_some()
@@ -249,19 +394,18 @@ impl<'a> Session<'a> {
             }
         };
         let units = {
-            let isolated = Isolated {
-                spec: &self.layer.spec,
-                case: self.case,
-                weights: &self.held,
-                contract: &self.contract,
-                source: &self.tensors.view(id.form),
-                seed: self.settings.seed,
-            };
+            let (view, contract) = (self.tensors.view(id.form), self.contract_for(id, &ready));
+            let isolated = self.isolated(id, &ready, &view, &contract);
             let watch = reference.is_some().then_some(&watch as &(dyn Fn(&Piece) + Sync));
             let counted = isolated.compare(id, tensor, watch);
             self.units_of(id, tensor, &isolated, counted)
         };
-        self.units.extend(units);
+        self.units.extend(units.into_iter().map(|mut u| {
+            // Rows that are merged from partial results read nothing else.
+            let merged = ready.parts && u.phase == Some(Phase::Decode);
+            u.chained = if merged { Vec::new() } else { ready.chained.clone() };
+            u
+        }));
         if let (Some(r), Some(recorder)) = (reference, self.recorder.as_deref_mut()) {
             recorder.record(id, tensor, &r.into_inner().unwrap_or_else(PoisonError::into_inner))?;
         }
@@ -321,6 +465,24 @@ impl<'a> Session<'a> {
         }
         units
     }
+}
+
+/// What stands ready for a stage.
+#[derive(Default)]
+struct Ready {
+    /// What it reads.
+    inputs: Vec<Stage>,
+    /// What of it, and of what that was computed from, was not captured.
+    chained: Vec<Stage>,
+    /// Rows of decode steps are merged from partial results that were captured.
+    parts: bool,
+    /// They are merged inside the attention, since these were not.
+    inside: bool,
+}
+
+/// An input of a tensor.
+fn input(of: TensorId, stage: Stage) -> TensorId {
+    of.form.map_or(TensorId::shared(stage), |form| TensorId::of(stage, form))
 }
 
 /// Dtype in which a contract stores a stage.
@@ -385,7 +547,9 @@ impl Sink for Session<'_> {
             self.judge(id, tensor)?;
             self.tensors.keep(id, tensor.clone());
         }
-        self.tensors.release(&self.pending, &self.layer.spec.geometry);
+        self.tensors.release(&self.live(), &self.layer.spec.geometry);
+        let kept = &self.tensors;
+        self.chain.release(|id| kept.contains(id));
         Ok(false)
     }
 }
