@@ -397,7 +397,9 @@ impl Evidence {
                 }
                 Terms::Split { merged, head, lse: false } => {
                     let parts = merged.parts.iter().enumerate();
-                    parts.flat_map(|(s, a)| jumps(contract, a, head, i, merged.weights[[s, i]], &chosen)).collect()
+                    parts
+                        .flat_map(|(s, a)| jumps(contract, a, head, i, merged.weights[[s, i]], &chosen))
+                        .collect()
                 }
                 _ => Vec::new(),
             };
@@ -413,7 +415,10 @@ impl Evidence {
                     for jump in &jumps {
                         // A score is bounded by 1/s, however far the output moves.
                         let along = jump.moves.iter().zip(&info).zip(&s).zip(d);
-                        let size = along.map(|(((m, i), s), d)| (i * m).clamp(-1.0 / s, 1.0 / s) * d).sum::<f64>().abs();
+                        let size = along
+                            .map(|(((m, i), s), d)| (i * m).clamp(-1.0 / s, 1.0 / s) * d)
+                            .sum::<f64>()
+                            .abs();
                         let squares = jump.often * size * size;
                         pair.jumps.add(Jumps { often: jump.often, squares, largest: size });
                     }
@@ -577,7 +582,10 @@ impl Evidence {
             measure(None, pairs.values().collect());
             if *direction == Direction::Gain && *fineness == Fineness::Coarse && self.columns.heads > 1 {
                 for h in 0..self.columns.heads {
-                    measure(Some(h), pairs.iter().filter(|((_, head), _)| *head == h).map(|(_, p)| p).collect());
+                    measure(
+                        Some(h),
+                        pairs.iter().filter(|((_, head), _)| *head == h).map(|(_, p)| p).collect(),
+                    );
                 }
             }
         }

@@ -162,8 +162,7 @@ impl<'a> Session<'a> {
     /// Takes the file's weight for the engine's.
     fn assume(&mut self, weight: Weight) {
         let note = "not captured; the file's is taken";
-        let mut unit =
-            Unit::without_data(unit::Which::Weight(weight), None, Verdict::NotCompared, note);
+        let mut unit = Unit::without_data(unit::Which::Weight(weight), None, Verdict::NotCompared, note);
         unit.uncaptured = true;
         if let Some(norm) = self.layer.weights.norm(weight) {
             let mut values = norm.to_vec();

@@ -207,7 +207,7 @@ pub fn grown(
         };
         let row = Row::new(contract, &keys, own);
         if lse {
-            most[[i, 0]] = row.lse(contract);
+            most[[i, 0]] = row.lse();
             let by_q: f64 = keys.iter().map(|k| k.p * k.by_q).sum();
             usual[[i, 0]] = by_q.hypot(keys.iter().map(|k| (k.p * k.by_k).powi(2)).sum::<f64>().sqrt());
         } else {
@@ -268,7 +268,7 @@ impl Row {
         if error < 1.0 { error / (1.0 - error) } else { f64::INFINITY }
     }
 
-    fn lse(&self, _: &Contract) -> f64 {
+    fn lse(&self) -> f64 {
         let merge = self.merge();
         let end = if merge > 0.0 { merge + 3.0 * U * (self.own.total.abs() + self.top) } else { 0.0 };
         self.shift + self.sum + end

@@ -53,13 +53,12 @@ impl Grown {
 
 /// Of a chunk of a stage; None where no input of it may differ.
 pub fn grown(of: &Isolated, id: TensorId, c: &Chunk) -> Option<Grown> {
-    let g = &of.spec.geometry;
     let mut grown = match &c.terms {
         Terms::Copy => {
             let e = copied(of, id.stage, c)?;
             Grown { most: e.most, usual: e.usual }
         }
-        Terms::Product { len, a, w, .. } => {
+        Terms::Product { len, w, .. } => {
             let e = left(of, id.stage, c).filter(Errors::any)?;
             let gamma = of.contract.accumulate.gamma(*len);
             let mut more = times(e.most.view(), &Mapped { inner: *w, by: f64::abs });
@@ -67,7 +66,6 @@ pub fn grown(of: &Isolated, id: TensorId, c: &Chunk) -> Option<Grown> {
             let factor = (1.0 + gamma) * (1.0 + f64::powi(2.0, -30));
             more.mapv_inplace(|v| v * factor);
             let usual = times(squares(e.usual.view()).view(), &Mapped { inner: *w, by: |v| v * v });
-            debug_assert_eq!(a.nrows(), e.most.nrows());
             Grown { most: with_own(of, c, more), usual: usual.mapv(f64::sqrt) }
         }
         Terms::Norm { len, z, gamma } => norm(of, id.stage, c, (*len, z.view(), gamma))?,
@@ -85,7 +83,6 @@ pub fn grown(of: &Isolated, id: TensorId, c: &Chunk) -> Option<Grown> {
         }
         Terms::Merge { .. } => return None,
     };
-    debug_assert!(g.heads > 0);
     // Nothing is known of what has no number.
     grown.most.mapv_inplace(|v| if v.is_nan() { f64::INFINITY } else { v });
     grown.usual.mapv_inplace(|v| if v.is_finite() { v } else { f64::MAX.sqrt() });
@@ -101,10 +98,11 @@ fn with_own(of: &Isolated, c: &Chunk, more: Array2<f64>) -> Array2<f64> {
 
 /// a · wᵀ.
 pub fn times(a: ArrayView2<f64>, w: &dyn Rows) -> Array2<f64> {
-    let mut out = Array2::zeros((a.nrows(), w.rows()));
+    let rows = a.nrows();
+    let mut out = Array2::zeros((rows, w.rows()));
     let a = a.as_standard_layout();
     if let (Some(a), Some(out)) = (a.as_slice(), out.as_slice_mut()) {
-        product(a, out.len() / w.rows().max(1), w, out);
+        product(a, rows, w, out);
     }
     out
 }
