@@ -284,9 +284,8 @@ pub fn judge<'a>(
     progress: &'a dyn Fn(&str),
 ) -> Result<Judged, CheckError> {
     let contract = engine.contract();
-    let mut session =
-        Session::new(layer, case, &options.forms, contract.clone(), recorder, Box::new(progress))
-            .with(settings);
+    let mut session = Session::new(layer, case, &options.forms, contract.clone(), recorder, Box::new(progress))
+        .with(settings);
     let mut keep = KeepAll::new(options.cumulative, &mut session);
     let mut watch = Watch::new(options.gates, layer, case, &options.forms, &contract, &mut keep);
     match &options.fault {

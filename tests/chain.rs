@@ -279,6 +279,7 @@ fn after_fault_follows_the_chain() {
 #[test]
 fn a_fixture_is_clean_whatever_is_missing() {
     use Stage::*;
+    let mut pinned = 0;
     let model = Model::open(&fixture("models/glm5dims.Q4_K_M.gguf")).unwrap();
     for dtype in [DType::Bf16, DType::F32] {
         let options =
@@ -305,20 +306,25 @@ fn a_fixture_is_clean_whatever_is_missing() {
             let dropped: Vec<TensorId> = ids.into_iter().filter(|id| stages.contains(&id.stage)).collect();
             let units = judged(&layer, &case, &engine, &dropped, None, true);
             clean(&units, &dropped, &format!("{dtype} without {stages:?}"));
-            for u in units.iter().filter(|u| !u.chained.is_empty() || stages.is_empty()) {
-                let Some(b) = u.median_bound_ulps else { continue };
-                let p = u.power.as_ref();
-                println!(
-                    "{dtype} -{} {}: {} {b:.2} ulps, gain {:?} scale {:?}",
-                    u.chained.iter().map(|s| s.name()).collect::<Vec<_>>().join("-"),
+            // What is still seen: a rotation behind one missing product, attention behind missing keys and values.
+            for u in units.iter().filter(|u| dtype == DType::Bf16 && u.elements > 0) {
+                let most = match (u.tensor, u.chained.as_slice()) {
+                    ("q", [QRaw]) => 1.0,
+                    ("attn_out", [K, V]) => 2.0,
+                    _ => continue,
+                };
+                let bound = u.median_bound_ulps.unwrap();
+                assert!(
+                    bound <= most && u.verdict <= Verdict::Rounding,
+                    "{}: {bound} {}",
                     u.title(),
-                    u.verdict,
-                    p.and_then(|p| p.gain),
-                    p.and_then(|p| p.scale)
+                    u.verdict
                 );
+                pinned += 1;
             }
         }
     }
+    assert_eq!(pinned, 2);
 }
 
 /// One stage in float64 with errors of one input: reference, bound, usual; and the same from another input.
@@ -395,7 +401,8 @@ impl Bench<'_> {
             for ((at, x), y) in x.indexed_iter().zip(&y) {
                 if x.is_finite() && most[at] > 0.0 {
                     shares[at] = (y - x).abs() / most[at];
-                    assert!(shares[at] <= 1.0, "{} of {}: {at:?} {}", self.id, self.input, shares[at]);
+                    // y − x is of float64 too.
+                    assert!(shares[at] <= 1.0 + 1e-9, "{} of {}: {at:?} {}", self.id, self.input, shares[at]);
                 } else {
                     assert!(x == y || x.is_nan() || x == &f64::NEG_INFINITY, "{} {at:?}: {x} {y}", self.id);
                 }
@@ -457,14 +464,14 @@ fn errors_of_inputs_reach_their_bounds_and_no_further() {
     with_layer(layer, |layer| {
         let tensors = reference(layer, &case, &Form::ALL).tensors;
         let plain = Contract { accumulate: Accumulate::Rn { block: 16, chain: 0 }, ..Contract::exact() };
-        let split = Contract { splits: Splits::Equal { parts: 2, multiple: 1 }, ..plain.clone() };
+        let split = Contract { splits: Splits::Equal { parts: 2, multiple: 1 }, ..plain };
         let of = |form, s| TensorId::of(s, form);
         let (fused, absorbed) = (Form::Fused, Form::Absorbed);
         let mut short = Vec::new();
         for (contract, id, input, least, spread) in [
             (&plain, shared(AttnIn), shared(Hidden), 0.8, 0.8),
             (&plain, shared(QA), shared(AttnIn), 0.99, 0.8),
-            (&plain, shared(QANormed), shared(QA), 0.6, 0.8),
+            (&plain, shared(QANormed), shared(QA), 0.75, 0.8),
             (&plain, shared(Q), shared(QRaw), 0.99, 0.8),
             (&plain, shared(KPe), shared(KvA), 0.99, 0.8),
             (&plain, shared(Cache), shared(KvCNormed), 0.99, 0.8),
@@ -473,20 +480,19 @@ fn errors_of_inputs_reach_their_bounds_and_no_further() {
             (&plain, of(absorbed, QLatent), shared(Q), 0.99, 0.8),
             (&plain, of(absorbed, AttnOut), of(absorbed, OLatent), 0.99, 0.8),
             (&plain, of(fused, Out), of(fused, AttnOut), 0.99, 0.8),
-            (&plain, of(fused, AttnOut), shared(Q), 0.3, 0.3),
-            (&plain, of(fused, AttnOut), of(fused, K), 0.5, 0.3),
+            (&plain, of(fused, AttnOut), shared(Q), 0.55, 0.7),
+            (&plain, of(fused, AttnOut), of(fused, K), 0.8, 0.8),
             (&plain, of(fused, AttnOut), of(fused, V), 0.9, 0.8),
-            (&plain, of(fused, Lse), shared(Q), 0.3, 0.3),
+            (&plain, of(fused, Lse), shared(Q), 0.55, 0.7),
             (&plain, of(fused, Lse), of(fused, K), 0.9, 0.8),
-            (&plain, of(absorbed, OLatent), of(absorbed, QLatent), 0.3, 0.3),
-            (&plain, of(absorbed, OLatent), shared(Cache), 0.5, 0.3),
-            (&split, of(fused, AttnOut), of(fused, K), 0.5, 0.3),
+            (&plain, of(absorbed, OLatent), of(absorbed, QLatent), 0.55, 0.7),
+            (&plain, of(absorbed, OLatent), shared(Cache), 0.8, 0.8),
+            (&split, of(fused, AttnOut), of(fused, K), 0.8, 0.8),
             (&split, of(fused, Lse), of(fused, K), 0.9, 0.8),
         ] {
             let contract = loosened(contract);
             let bench = Bench { layer, case: &case, contract, tensors: tensors.clone(), id, input };
-            let (small, usual) = (bench.share(1e-4), bench.usual());
-            println!("{id} of {input}: {small:.3} of its bound, {usual:.3} of what is usual");
+            let (small, usual) = (bench.share(1e-3), bench.usual());
             if small < least || !(spread..1.1).contains(&usual) {
                 short.push(format!("{id} of {input}: {small} of its bound, {usual} of what is usual"));
             }

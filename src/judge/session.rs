@@ -6,7 +6,7 @@ stage reads it. At the end whatever the table asks for and nobody delivered is a
 captured, only that is asked for, and inputs that it lacks are computed from what is there ([`super::chain`]).
 */
 
-use super::chain::{self, Chain};
+use super::chain::Chain;
 use super::closer::Closer;
 use super::compare::Isolated;
 use super::conclude::{Basis, Budget, conclude};
@@ -17,15 +17,16 @@ use super::weights;
 use crate::case::Case;
 use crate::engine::{Sink, SinkError};
 use crate::model::Layer;
-use crate::trace::store::{Store, View};
+use crate::trace::store::Store;
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::product::{Dense, Rows};
 use mla_reference::rows::{Patched, Rounded};
 use mla_reference::{Contract, Form, Phase, Plan, Scope, Spec, Stage, Weight, Weights};
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
+
+mod ready;
 
 /// Where tensors of a run are also written, for `--save`.
 pub trait Recorder {
@@ -159,28 +160,6 @@ impl<'a> Session<'a> {
         self
     }
 
-    /// Takes the file's weight for the engine's.
-    fn assume(&mut self, weight: Weight) {
-        let note = "not captured; the file's is taken";
-        let mut unit = Unit::without_data(unit::Which::Weight(weight), None, Verdict::NotCompared, note);
-        unit.uncaptured = true;
-        if let Some(norm) = self.layer.weights.norm(weight) {
-            let mut values = norm.to_vec();
-            self.contract.norm_weights.round_slice(&mut values);
-            self.held.norms.push((weight, values));
-        } else if let Some(inner) = self.layer.weights.matrix(weight) {
-            let dtype = self.contract.weights;
-            self.held.matrices.push((weight, Box::new(Rounded { inner, dtype })));
-        }
-        self.seen_weights.insert(weight);
-        self.units.push(unit);
-    }
-
-    /// Whether a tensor is expected.
-    fn listed(&self, id: TensorId) -> bool {
-        self.settings.captured.as_ref().is_none_or(|c| c.contains(&id))
-    }
-
     /// Ends it: what was expected and never came is a fault; what is clean but stands behind one says so.
     pub fn finish(mut self) -> (Vec<Unit>, Vec<String>) {
         let g = &self.layer.spec.geometry;
@@ -263,105 +242,6 @@ impl<'a> Session<'a> {
                 tensor.len()
             )
         })
-    }
-
-    /// Sees to it that all inputs of a stage are there, and computes those that were not captured. Else why not.
-    fn prepare(&mut self, id: TensorId) -> Result<Ready, String> {
-        let (g, plan) = (&self.layer.spec.geometry, &self.case.plan);
-        if let Some(w) = id.stage.weights(g, id.form).iter().find(|w| self.held.another.contains(w)) {
-            return Err(format!("the engine's {w} is another weight altogether"));
-        }
-        let split = plan.splits > 1 && plan.decode_rows() > 0;
-        let needs = |split| id.stage.inputs(g, id.form, split);
-        let lacks = |s: &Stage| self.tensors.view(id.form).get(*s).is_none() && plan.has(*s);
-        let merges = split && needs(true) != needs(false);
-        let lost = |s: &&Stage| lacks(s) && !self.listed(input(id, **s));
-        // Without all partial results, splits are merged inside the attention.
-        let mut ready = Ready { parts: merges && !needs(true).iter().any(|s| lost(&s)), ..Ready::default() };
-        ready.inside = merges && !ready.parts;
-        let mut wanted: Vec<Stage> = needs(false).to_vec();
-        if ready.parts {
-            wanted.extend(needs(true));
-            // Where every row is merged, nothing reads what its parts were computed from.
-            if self.settings.captured.is_some() && plan.sequences.iter().all(|s| s.phase() == Phase::Decode) {
-                wanted = needs(true).to_vec();
-            }
-        } else if merges {
-            ready.chained.extend(needs(true).iter().filter(|s| lost(s)));
-        }
-        for stage in wanted {
-            let from = input(id, stage);
-            if self.tensors.view(id.form).get(stage).is_none() && plan.has(stage) {
-                if self.listed(from) {
-                    return Err(format!("its input {stage} is not there"));
-                }
-                self.compute(from)?;
-            }
-            ready.inputs.push(stage);
-            ready.chained.extend(self.chain.behind(from).unwrap_or_default());
-        }
-        ready.chained.sort();
-        ready.chained.dedup();
-        Ok(ready)
-    }
-
-    /// Computes a tensor that was not captured.
-    fn compute(&mut self, id: TensorId) -> Result<(), String> {
-        (self.progress)(&id.to_string());
-        let ready = self.prepare(id).map_err(|why| format!("{} was not captured, and {why}", id.stage))?;
-        let (view, contract) = (self.tensors.view(id.form), self.contract_for(id, &ready));
-        let made = chain::compute(&self.isolated(id, &ready, &view, &contract), id);
-        let Some((tensor, slack)) = made else {
-            return Err(format!("{} was not captured, and a weight that it reads is not there", id.stage));
-        };
-        let behind = ready.chained.into_iter().chain([id.stage]).collect();
-        self.chain.keep(id, slack, behind);
-        self.tensors.keep(id, tensor);
-        Ok(())
-    }
-
-    /// The contract under which a stage is compared: less is emulated where its inputs are uncertain.
-    fn contract_for(&self, id: TensorId, ready: &Ready) -> Cow<'_, Contract> {
-        if self.chain.view(id.form).loose(&ready.inputs) {
-            Cow::Owned(chain::loosened(&self.contract))
-        } else {
-            Cow::Borrowed(&self.contract)
-        }
-    }
-
-    /// A stage with what it is recomputed from.
-    fn isolated<'s>(
-        &'s self,
-        id: TensorId,
-        ready: &Ready,
-        source: &'s View<'s>,
-        contract: &'s Contract,
-    ) -> Isolated<'s> {
-        Isolated {
-            spec: &self.layer.spec,
-            case: self.whole.as_deref().filter(|_| ready.inside).unwrap_or(self.case),
-            weights: &self.held,
-            contract,
-            source,
-            slacks: self.chain.view(id.form),
-            seed: self.settings.seed,
-        }
-    }
-
-    /// Tensors that are still to come, or to be computed for one that is.
-    fn live(&self) -> Vec<TensorId> {
-        let g = &self.layer.spec.geometry;
-        let (mut live, mut rest): (Vec<TensorId>, Vec<TensorId>) =
-            self.pending.iter().partition(|id| self.listed(**id));
-        rest.retain(|id| self.chain.behind(*id).is_none());
-        let reads = |by: &TensorId, id: &TensorId| {
-            [false, true].iter().any(|s| by.stage.inputs(g, by.form, *s).contains(&id.stage))
-                && (id.form.is_none() || id.form == by.form)
-        };
-        while let Some(at) = rest.iter().position(|id| live.iter().any(|by| reads(by, id))) {
-            live.push(rest.swap_remove(at));
-        }
-        live
     }
 
     /// Judges one tensor from the inputs recorded so far.
@@ -464,24 +344,6 @@ impl<'a> Session<'a> {
         }
         units
     }
-}
-
-/// What stands ready for a stage.
-#[derive(Default)]
-struct Ready {
-    /// What it reads.
-    inputs: Vec<Stage>,
-    /// What of it, and of what that was computed from, was not captured.
-    chained: Vec<Stage>,
-    /// Rows of decode steps are merged from partial results that were captured.
-    parts: bool,
-    /// They are merged inside the attention, since these were not.
-    inside: bool,
-}
-
-/// An input of a tensor.
-fn input(of: TensorId, stage: Stage) -> TensorId {
-    of.form.map_or(TensorId::shared(stage), |form| TensorId::of(stage, form))
 }
 
 /// Dtype in which a contract stores a stage.

@@ -219,14 +219,8 @@ mod tests {
         let (q, k, v) = (array![[1.0]], array![[0.0], [1.003]], array![[1.0], [2.0]]);
         let visible = [2];
         let stats = mla_reference::KeyStats::default();
-        let head = Head {
-            q: q.view(),
-            k: strided(&k),
-            v: strided(&v),
-            visible: &visible,
-            scale: 1.0,
-            stats: &stats,
-        };
+        let head =
+            Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &visible, scale: 1.0, stats: &stats };
         let a = attend(&head, 0..2, &Contract::exact());
         let e = std::f64::consts::E;
         let p = [DType::Bf16.round(1.0 / (1.0 + e)), DType::Bf16.round(e / (1.0 + e))];

@@ -60,8 +60,7 @@ impl Runner<'_> {
                 let weights = FaultyWeights::new(fault, self.layer.weights).map_err(broke)?;
                 let seen = fault.spec(&spec);
                 let mut alter =
-                    Alter::new(fault, self.engine.seams(), &self.layer.spec, &case.plan, &mut kept)
-                        .map_err(broke)?;
+                    Alter::new(fault, self.engine.seams(), &self.layer.spec, &case.plan, &mut kept).map_err(broke)?;
                 self.with(case, form, rework, seen, &weights, &mut alter)
             }
         };

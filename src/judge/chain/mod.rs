@@ -145,7 +145,7 @@ impl Slacks<'_> {
 
 /// The contract under which a stage with such inputs is compared: nothing is known of P's cast.
 pub fn loosened(contract: &Contract) -> Contract {
-    let mut c = contract.clone();
+    let mut c = *contract;
     c.softmax.emulate = false;
     c
 }

@@ -268,14 +268,7 @@ pub struct Jump {
 }
 
 /// Jumps of these columns of row `i`, of one part whose share of the row is `weight`.
-pub fn jumps(
-    contract: &Contract,
-    a: &Attended,
-    head: &Head,
-    i: usize,
-    weight: f64,
-    columns: &[usize],
-) -> Vec<Jump> {
+pub fn jumps(contract: &Contract, a: &Attended, head: &Head, i: usize, weight: f64, columns: &[usize]) -> Vec<Jump> {
     let soft = &contract.softmax;
     let Some(cast) = soft.p.filter(|_| soft.emulate && a.l[i] > 0.0) else { return Vec::new() };
     let keys = head.stats.range(head, a.range.clone());
