@@ -130,7 +130,8 @@ fn judged(bencher: divan::Bencher) {
     with_run(|spec, case, weights, contract, kept| {
         bencher.bench_local(|| {
             each(kept, |id, tensor, source| {
-                let of = Isolated { spec, case, weights, contract, source, seed: 0 };
+                let of =
+                    Isolated { spec, case, weights, contract, source, slacks: Default::default(), seed: 0 };
                 for e in of.compare(id, tensor, None).values() {
                     divan::black_box(e.tests(&|_| None));
                 }

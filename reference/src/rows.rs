@@ -1,5 +1,5 @@
 /*!
-Decorators of weights: some rows, values rounded to a dtype, single values replaced.
+Decorators of weights: some rows, values rounded to a dtype, through a function, single values replaced.
 
 They decode on demand like what they wrap: a weight never stands whole in float64.
 */
@@ -48,6 +48,27 @@ impl<R: Rows> Rows for Rounded<R> {
     fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
         self.inner.decode(row, k0, out);
         self.dtype.round_slice(out);
+    }
+}
+
+/// Every value through a function: sizes, squares.
+pub struct Mapped<R> {
+    /// Values.
+    pub inner: R,
+    /// The function.
+    pub by: fn(f64) -> f64,
+}
+
+impl<R: Rows> Rows for Mapped<R> {
+    fn rows(&self) -> usize {
+        self.inner.rows()
+    }
+    fn cols(&self) -> usize {
+        self.inner.cols()
+    }
+    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
+        self.inner.decode(row, k0, out);
+        out.iter_mut().for_each(|v| *v = (self.by)(*v));
     }
 }
 

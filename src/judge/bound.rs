@@ -51,6 +51,11 @@ pub fn statistical(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperat
     of(Basis::Statistical, contract, terms, x, temperature)
 }
 
+/// ρ of an RMSNorm over `len` values.
+pub fn rho(len: usize) -> f64 {
+    0.5 * (len as f64 / 128.0 + 8.0) * U + f64::powf(2.0, -22.4) + 4.0 * U
+}
+
 fn of(basis: Basis, contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: bool) -> Array2<f64> {
     match terms {
         Terms::Copy => Array2::zeros(x.dim()),
@@ -73,7 +78,7 @@ fn of(basis: Basis, contract: &Contract, terms: &Terms, x: &Array2<f64>, tempera
             size.mapv(|s| gamma * s + tiny)
         }
         Terms::Norm { len, z, gamma } => {
-            let rho = 0.5 * (*len as f64 / 128.0 + 8.0) * U + f64::powf(2.0, -22.4) + 4.0 * U;
+            let rho = rho(*len);
             let mut b = x.mapv(|y| rho * y.abs());
             for mut row in b.rows_mut() {
                 row.iter_mut().zip(*gamma).for_each(|(b, g)| *b += (g.abs() + 1.0) * TINY);

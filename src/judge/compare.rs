@@ -5,11 +5,13 @@ The judge compares under the declared contract; where that fails it compares aga
 ([`super::menu`]) and, to find the place, element by element ([`super::localise`]). All go through [`Isolated`].
 */
 
+use super::chain::{Grown, Slacks, grown};
 use super::evidence::{Columns, Evidence, Piece};
 use super::predict::Prediction;
 use super::sample::Sample;
 use crate::case::Case;
 use crate::trace::{Tensor, TensorId};
+use mla_reference::evaluate::Visit;
 use mla_reference::{Axis as Name, Chunk, Contract, Evaluator, Phase, RowName, Source, Spec, Terms, Weights};
 use ndarray::{Array2, s};
 use rayon::prelude::*;
@@ -33,6 +35,8 @@ pub struct Isolated<'a> {
     pub contract: &'a Contract,
     /// The engine's own tensors.
     pub source: &'a dyn Source,
+    /// Errors of those of `source` that were not captured but computed here.
+    pub slacks: Slacks<'a>,
     /// Seed of the sample.
     pub seed: u64,
 }
@@ -93,8 +97,11 @@ impl Isolated<'_> {
     pub fn pieces(&self, id: TensorId, tensor: &Tensor, take: Watch) {
         let temperature = self.spec.temperature.is_some();
         let visit = |c: Chunk| {
+            let all = grown(self, id, &c);
             let piece = |rows: Range<usize>, x: &Array2<f64>, terms: &Terms| {
-                let prediction = Prediction::new(self.contract, terms, x, tensor.dtype, temperature);
+                let own = all.as_ref().map(|g| Grown::rows(g, rows.clone()));
+                let prediction =
+                    Prediction::new(self.contract, terms, x, tensor.dtype, temperature).grown(own);
                 let at = (c.rows.start + rows.start, c.cols.start);
                 let engine = tensor.block(at.0..at.0 + rows.len(), c.cols.clone());
                 take(&Piece { at, width: tensor.cols, engine: &engine, x, prediction: &prediction, terms });
@@ -112,6 +119,11 @@ impl Isolated<'_> {
                 }),
             }
         };
+        self.evaluate(id, &visit);
+    }
+
+    /// Recomputes a stage, chunk by chunk.
+    pub fn evaluate(&self, id: TensorId, visit: Visit) {
         Evaluator {
             spec: self.spec,
             plan: &self.case.plan,
@@ -120,7 +132,7 @@ impl Isolated<'_> {
             contract: self.contract,
             source: self.source,
         }
-        .evaluate(id.stage, id.form, &visit);
+        .evaluate(id.stage, id.form, visit);
     }
 }
 

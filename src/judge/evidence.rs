@@ -133,10 +133,15 @@ pub struct Columns {
 struct Pair {
     cluster: Cluster,
     jumps: Jumps,
+    /// Σ of the score's standard deviations by inputs that were not captured, as if all moved together.
+    inherited: f64,
 }
 
 /// By row, head and first column.
 type Pairs = BTreeMap<(usize, usize, usize), Pair>;
+/// Standard deviations of what inputs that were not captured add, that a floor holds: flips of theirs are shared by rows
+/// and heads, so that the spread of the rows does not show all of it. A flip of few is no normal law: 8, not 5.
+const INHERITED: f64 = 8.0;
 
 /// What casts of P that may go either way can do to a score: rare, and large where few keys matter. A normal law knows
 /// nothing of them, so the floor of a test holds what they may reach.
@@ -404,6 +409,7 @@ impl Evidence {
             let (o, x) = (take(piece.engine), take(piece.x));
             let sigma: Vec<f64> = chosen.iter().map(|j| piece.prediction.sigma(i, *j)).collect();
             let ulp = piece.prediction.row_ulps(i, &chosen);
+            let inherited: Vec<f64> = chosen.iter().map(|j| piece.prediction.inherited(i, *j)).collect();
             let jumps: Vec<Jump> = match piece.terms {
                 Terms::Attention { attended, head, lse: false } => {
                     jumps(contract, attended, head, i, 1.0, &chosen)
@@ -420,7 +426,10 @@ impl Evidence {
                 let s: Vec<f64> = sigma.iter().zip(&ulp).map(|(a, b)| scale_of(*a, *b, fineness)).collect();
                 let (g, info) = both_of(self.dtype, &o, &x, &s);
                 let mut add = |direction, d: &[f64]| {
-                    let mut pair = Pair { cluster: cluster(&g, &info, d), jumps: Jumps::default() };
+                    let along = inherited.iter().zip(&info).zip(&s).zip(d);
+                    let shift = along.map(|(((m, i), s), d)| (i * m).min(1.0 / s) * d.abs()).sum();
+                    let mut pair =
+                        Pair { cluster: cluster(&g, &info, d), jumps: Jumps::default(), inherited: shift };
                     for jump in &jumps {
                         // A score is bounded by 1/s, however far the output moves.
                         let along = jump.moves.iter().zip(&info).zip(&s).zip(d);
@@ -585,6 +594,7 @@ impl Evidence {
                 pair.cluster.score += p.cluster.score;
                 pair.cluster.information += p.cluster.information;
                 pair.jumps.add(p.jumps);
+                pair.inherited += p.inherited;
             }
             let mut measure = |head: Option<usize>, of: Vec<&Pair>| {
                 let clusters: Vec<Cluster> = of.iter().map(|p| p.cluster).collect();
@@ -592,7 +602,8 @@ impl Evidence {
                 let mut jumps = Jumps::default();
                 of.iter().for_each(|p| jumps.add(p.jumps));
                 // se_m = (ΣI)^-½.
-                let jump = jumps.reach() * estimate.se_m * estimate.se_m;
+                let reach = jumps.reach() + INHERITED * of.iter().map(|p| p.inherited).sum::<f64>();
+                let jump = reach * estimate.se_m * estimate.se_m;
                 all.push(Measured { direction: *direction, head, fineness: *fineness, estimate, jump });
             };
             measure(None, pairs.values().collect());

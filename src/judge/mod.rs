@@ -8,9 +8,11 @@ rounded reference, and none of the ways in which an output can be off by a facto
 All tests of a run share one budget; where nothing is found, the smallest fault that would have been found decides
 between `rounding` and `inconclusive` ([`conclude`]). Where something is found, the judge looks closer ([`closer`]):
 does another contract or convention explain it ([`menu`]), and where is it ([`localise`]).
+Where a Trace holds some tensors only, stages between two that are there are judged together ([`chain`]).
 */
 
 pub mod bound;
+pub mod chain;
 pub mod closer;
 pub mod compare;
 pub mod conclude;

@@ -7,6 +7,7 @@ the median), noise of products element by element from two norms, without arrays
 */
 
 use super::bound::{bound, statistical};
+use super::chain::Grown;
 use super::stats::noise::{self, Noise};
 use mla_numeric::{DType, U};
 use mla_reference::attention::Head;
@@ -44,6 +45,7 @@ pub struct Prediction<'p, 't, 'h> {
     temperature: bool,
     line: Option<Line<'p>>,
     noise: OnceLock<Noise>,
+    grown: Option<Grown>,
 }
 
 impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
@@ -62,7 +64,17 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
             }
             _ => None,
         };
-        Prediction { contract, terms, x, dtype, temperature, line, noise: OnceLock::new() }
+        Prediction { contract, terms, x, dtype, temperature, line, noise: OnceLock::new(), grown: None }
+    }
+
+    /// The same from inputs that were not captured: their errors are in its bound and in its noise.
+    pub fn grown(self, grown: Option<Grown>) -> Self {
+        Prediction { grown, ..self }
+    }
+
+    /// Standard deviation of what inputs that were not captured add to an element.
+    pub fn inherited(&self, i: usize, j: usize) -> f64 {
+        self.grown.as_ref().map_or(0.0, |g| g.usual[[i, j]])
     }
 
     /// The contract that is emulated.
@@ -83,11 +95,15 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
 
     /// Copies have neither bound nor noise: bits are equal.
     pub fn is_copy(&self) -> bool {
-        matches!(self.terms, Terms::Copy)
+        matches!(self.terms, Terms::Copy) && self.grown.is_none()
     }
 
     /// Bounds of these rows of the block.
     pub fn bounds(&self, rows: &[usize]) -> Bounds {
+        if let Some(g) = &self.grown {
+            let most = g.most.select(Axis(0), rows);
+            return Bounds { likely: most.clone(), proven: most };
+        }
         let all = |terms: &Terms, x: &Array2<f64>| Bounds {
             proven: bound(self.contract, terms, x, self.temperature),
             likely: statistical(self.contract, terms, x, self.temperature),
@@ -127,7 +143,8 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
     /// errs by `unit` of |S_j| (and a tensor core by what it cuts off the terms of a block). It needs the order, which
     /// a contract does not state, so it counts as statistical. None for other stages and for unknown accumulators.
     pub fn running(&self, i: usize, j: usize) -> Option<f64> {
-        let Terms::Product { a, w, .. } = self.terms else { return None };
+        // Of inputs that were not captured it knows nothing.
+        let (Terms::Product { a, w, .. }, None) = (self.terms, &self.grown) else { return None };
         let (block, chain, unit, cut) = match self.contract.accumulate {
             Accumulate::Rn { block, chain } => (block, chain, U, 0.0),
             Accumulate::Rz { block } => (block, 0, 2.0 * U, 0.0),
@@ -183,10 +200,11 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
     /// Standard deviation of an honest element before its final rounding. Below the smallest normal float32 each
     /// rounding errs by up to 2⁻¹⁴⁹, whatever the size of the value.
     pub fn sigma(&self, i: usize, j: usize) -> f64 {
-        match &self.line {
+        let own = match &self.line {
             Some(l) => l.k * l.a[i] * l.w[j] + (l.steps + 6.0) * TINY,
             None => self.noise().sigma[[i, j]] + (self.noise().steps + 6.0) * TINY,
-        }
+        };
+        own.hypot(self.inherited(i, j))
     }
 
     /// Row ulps of these columns.

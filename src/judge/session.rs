@@ -2,9 +2,11 @@
 One judgement of one layer: a sink that an engine streams into.
 
 Each tensor is judged when it arrives, from the engine's own inputs (isolated), and dropped when no later
-stage reads it. At the end whatever the table asks for and nobody delivered is a fault.
+stage reads it. At the end whatever the table asks for and nobody delivered is a fault. Where a Trace lists what it
+captured, only that is asked for, and inputs that it lacks are computed from what is there ([`super::chain`]).
 */
 
+use super::chain::Chain;
 use super::closer::Closer;
 use super::compare::Isolated;
 use super::conclude::{Basis, Budget, conclude};
@@ -21,9 +23,11 @@ use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::product::{Dense, Rows};
 use mla_reference::rows::{Patched, Rounded};
-use mla_reference::{Axis, Contract, Form, Phase, Scope, Spec, Stage, Weight, Weights};
+use mla_reference::{Axis, Contract, Form, Phase, Plan, Scope, Spec, Stage, Weight, Weights};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
+
+mod ready;
 
 /// Where tensors of a run are also written, for `--save`.
 pub trait Recorder {
@@ -38,6 +42,9 @@ pub struct Session<'a> {
     contract: Contract,
     pending: Vec<TensorId>,
     tensors: Store,
+    chain: Chain,
+    /// The case with splits merged inside the attention, for partial results that were not captured.
+    whole: Option<Box<Case>>,
     held: Held<'a>,
     units: Vec<Unit>,
     odd: Vec<String>,
@@ -61,11 +68,23 @@ pub struct Settings {
     pub declared: Option<Contract>,
     /// Look closer where evidence is found: for what explains it, and where it is. Never decides whether there is any.
     pub closer: bool,
+    /// Tensors that the Trace captured; the others are chained across. None: all that the table asks for.
+    pub captured: Option<Vec<TensorId>>,
+    /// Weights that it captured; of others the file's are taken. None: all.
+    pub captured_weights: Option<Vec<Weight>>,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { budget: Budget::default(), seed: 0, conventions: Vec::new(), declared: None, closer: true }
+        Settings {
+            budget: Budget::default(),
+            seed: 0,
+            conventions: Vec::new(),
+            declared: None,
+            closer: true,
+            captured: None,
+            captured_weights: None,
+        }
     }
 }
 
@@ -117,6 +136,8 @@ impl<'a> Session<'a> {
             contract,
             pending,
             tensors: Store::default(),
+            chain: Chain::default(),
+            whole: None,
             held: Held { matrices: Vec::new(), norms: Vec::new(), another: HashSet::new() },
             units: Vec::new(),
             odd: Vec::new(),
@@ -130,6 +151,17 @@ impl<'a> Session<'a> {
     /// The same with other settings.
     pub fn with(mut self, settings: Settings) -> Session<'a> {
         self.settings = settings;
+        if self.settings.captured.is_some() && self.case.plan.splits > 1 {
+            let plan = Plan { splits: 1, ..self.case.plan.clone() };
+            self.whole = Some(Box::new(Case { plan, ..self.case.clone() }));
+        }
+        if let Some(captured) = self.settings.captured_weights.take() {
+            let g = &self.layer.spec.geometry;
+            for &w in Weight::ALL.iter().filter(|w| w.exists(g) && !captured.contains(w)) {
+                self.assume(w);
+            }
+            self.settings.captured_weights = Some(captured);
+        }
         self
     }
 
@@ -145,12 +177,15 @@ impl<'a> Session<'a> {
             ));
         }
         for id in std::mem::take(&mut self.pending) {
-            self.units.push(Unit::without_data(
-                unit::Which::Tensor(id),
-                None,
-                Verdict::Fault,
-                "missing: the engine never delivered it",
-            ));
+            let which = unit::Which::Tensor(id);
+            let unit = if self.listed(id) {
+                let note = "missing: the engine never delivered it";
+                Unit::without_data(which, None, Verdict::Fault, note)
+            } else {
+                let note = unit::judged_with(id, &self.units);
+                Unit { uncaptured: true, ..Unit::without_data(which, None, Verdict::NotCompared, &note) }
+            };
+            self.units.push(unit);
         }
         unit::sort(&mut self.units);
         let explained = match self.settings.declared {
@@ -158,6 +193,7 @@ impl<'a> Session<'a> {
             Some(_) => Verdict::ContractDiffers,
         };
         conclude(&mut self.units, self.settings.budget, explained);
+        self.units.iter_mut().for_each(unit::name_chained);
         unit::mark_after_fault(&mut self.units, g, self.case.plan.splits > 1);
         (self.units, self.odd)
     }
@@ -219,7 +255,6 @@ impl<'a> Session<'a> {
 
     /// Judges one tensor from the inputs recorded so far.
     fn judge(&mut self, id: TensorId, tensor: &Tensor) -> Result<(), SinkError> {
-        let g = &self.layer.spec.geometry;
         let which = unit::Which::Tensor(id);
         if tensor.dtype != stored(&self.contract, id.stage) {
             let note =
@@ -227,23 +262,13 @@ impl<'a> Session<'a> {
             self.units.push(Unit::without_data(which, None, Verdict::Fault, &note));
             return Ok(());
         }
-        let split = self.case.plan.splits > 1 && self.case.plan.decode_rows() > 0;
-        let needs = |split| id.stage.inputs(g, id.form, split);
-        let inputs = self.tensors.view(id.form);
-        let lacking = needs(false)
-            .iter()
-            .chain(if split { needs(true) } else { &[] })
-            .find(|s| inputs.get(**s).is_none() && self.case.plan.has(**s));
-        if let Some(s) = lacking {
-            let note = format!("its input {s} is not there");
-            self.units.push(Unit::without_data(which, None, Verdict::NotCompared, &note));
-            return Ok(());
-        }
-        if let Some(w) = id.stage.weights(g, id.form).iter().find(|w| self.held.another.contains(w)) {
-            let note = format!("the engine's {w} is another weight altogether");
-            self.units.push(Unit::without_data(which, None, Verdict::NotCompared, &note));
-            return Ok(());
-        }
+        let ready = match self.prepare(id) {
+            Ok(ready) => ready,
+            Err(note) => {
+                self.units.push(Unit::without_data(which, None, Verdict::NotCompared, &note));
+                return Ok(());
+            }
+        };
         let reference = self
             .recorder
             .is_some()
@@ -257,19 +282,18 @@ impl<'a> Session<'a> {
             }
         };
         let units = {
-            let isolated = Isolated {
-                spec: &self.layer.spec,
-                case: self.case,
-                weights: &self.held,
-                contract: &self.contract,
-                source: &self.tensors.view(id.form),
-                seed: self.settings.seed,
-            };
+            let (view, contract) = (self.tensors.view(id.form), self.contract_for(id, &ready));
+            let isolated = self.isolated(id, &ready, &view, &contract);
             let watch = reference.is_some().then_some(&watch as &(dyn Fn(&Piece) + Sync));
             let counted = isolated.compare(id, tensor, watch);
             self.units_of(id, tensor, &isolated, counted)
         };
-        self.units.extend(units);
+        self.units.extend(units.into_iter().map(|mut u| {
+            // Rows that are merged from partial results read nothing else.
+            let merged = ready.parts && u.phase == Some(Phase::Decode);
+            u.chained = if merged { Vec::new() } else { ready.chained.clone() };
+            u
+        }));
         if let (Some(r), Some(recorder)) = (reference, self.recorder.as_deref_mut()) {
             recorder.record(id, tensor, &r.into_inner().unwrap_or_else(PoisonError::into_inner))?;
         }
@@ -403,7 +427,9 @@ impl Sink for Session<'_> {
             self.judge(id, tensor)?;
             self.tensors.keep(id, tensor.clone());
         }
-        self.tensors.release(&self.pending, &self.layer.spec.geometry);
+        self.tensors.release(&self.live(), &self.layer.spec.geometry);
+        let kept = &self.tensors;
+        self.chain.release(|id| kept.contains(id));
         Ok(false)
     }
 }

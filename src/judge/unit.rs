@@ -115,6 +115,12 @@ pub struct Unit {
     /// Why, where it is not plain from the numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    /// Stages that were not captured and are judged together with this one, in the order of the table.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub chained: Vec<Stage>,
+    /// Not listed among what was captured: nothing was expected, nothing is held against anybody.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub uncaptured: bool,
     /// Elements compared.
     pub elements: u64,
     /// Elements that are not the rounded reference.
@@ -178,6 +184,8 @@ impl Unit {
             dtype: None,
             verdict,
             note: Some(note.to_string()),
+            chained: Vec::new(),
+            uncaptured: false,
             elements: 0,
             flips: 0,
             beyond: 0,
@@ -315,9 +323,58 @@ fn unravel(mut flat: usize, shape: &[usize]) -> Vec<usize> {
     index
 }
 
+/// With what a tensor that was not captured was judged, in words.
+pub fn judged_with(id: TensorId, units: &[Unit]) -> String {
+    let mut with: Vec<String> = Vec::new();
+    for u in units.iter().filter(|u| u.elements > 0 && u.chained.contains(&id.stage)) {
+        let Which::Tensor(other) = u.which else { continue };
+        let name = other.to_string();
+        if (id.form.is_none() || id.form == other.form) && !with.contains(&name) {
+            with.push(name);
+        }
+    }
+    match with.as_slice() {
+        [] => "not captured, and nothing after it was compared".into(),
+        some => format!("not captured; judged together with {}", some.join(", ")),
+    }
+}
+
+/// Says which stages a unit stands for, and that a fault of it may lie in any of them.
+pub fn name_chained(unit: &mut Unit) {
+    if unit.chained.is_empty() {
+        return;
+    }
+    let names: Vec<&str> = unit.chained.iter().map(|s| s.name()).collect();
+    let mut note = format!("together with {}, not captured", names.join(", "));
+    if matches!(unit.verdict, Verdict::Fault | Verdict::ContractBroken) {
+        note += &format!(": the fault may lie in any of {}, {}", names.join(", "), unit.tensor);
+    }
+    unit.note = Some(match unit.note.take() {
+        Some(n) if !n.is_empty() => format!("{note}; {n}"),
+        _ => note,
+    });
+}
+
 /// Puts units in the order of judgement.
 pub fn sort(units: &mut [Unit]) {
     units.sort_by_key(|u| (u.which.order(), u.phase));
+}
+
+/// Everything that a unit was computed from: inputs, and those of what was not captured between them.
+fn feeds(unit: &Unit, id: TensorId, g: &Geometry, split: bool) -> (Vec<Stage>, Vec<Weight>) {
+    let (mut stages, mut weights, mut open) = (Vec::new(), Vec::new(), vec![id.stage]);
+    while let Some(stage) = open.pop() {
+        weights.extend(stage.weights(g, id.form));
+        for &input in [false, split].iter().flat_map(|s| stage.inputs(g, id.form, *s)) {
+            if !stages.contains(&input) {
+                stages.push(input);
+                if unit.chained.contains(&input) {
+                    open.push(input);
+                }
+            }
+        }
+    }
+    (stages, weights)
 }
 
 /// What is clean in itself but was computed from something at fault says so.
@@ -331,9 +388,10 @@ pub fn mark_after_fault(units: &mut [Unit], g: &Geometry, split: bool) {
         ) {
             continue;
         }
-        let inputs: Vec<Stage> =
-            [false, split].iter().flat_map(|s| id.stage.inputs(g, id.form, *s)).copied().collect();
-        let weights = id.stage.weights(g, id.form);
+        if units[i].uncaptured {
+            continue;
+        }
+        let (inputs, weights) = feeds(&units[i], id, g, split);
         let cause = units[..i].iter().find(|u| {
             let feeds = match u.which {
                 Which::Weight(w) => weights.contains(&w),
@@ -357,10 +415,15 @@ pub fn mark_after_fault(units: &mut [Unit], g: &Geometry, split: bool) {
     }
 }
 
-/// The worst verdict; `NotCompared` where nothing was compared at all.
+/// The worst verdict of what was captured; `NotCompared` where nothing was compared at all.
+///
+/// Where only some tensors were captured, weights and hidden states alone say nothing: nothing computed was compared.
 pub fn overall(units: &[Unit]) -> Verdict {
-    let compared = units.iter().any(|u| u.elements > 0);
-    let worst = units.iter().map(|u| u.verdict).filter(|v| *v != Verdict::AfterFault).max();
+    let partly = units.iter().any(|u| u.uncaptured);
+    let computed = |u: &Unit| matches!(u.which, Which::Tensor(id) if id.stage != Stage::Hidden);
+    let compared = units.iter().any(|u| u.elements > 0 && (!partly || computed(u)));
+    let expected = units.iter().filter(|u| !u.uncaptured);
+    let worst = expected.map(|u| u.verdict).filter(|v| *v != Verdict::AfterFault).max();
     match worst {
         Some(v) if compared || v == Verdict::Fault => v,
         _ => Verdict::NotCompared,

@@ -22,6 +22,11 @@ impl Store {
         self.0.insert(id, tensor);
     }
 
+    /// Whether a tensor is kept.
+    pub fn contains(&self, id: TensorId) -> bool {
+        self.0.contains_key(&id)
+    }
+
     /// What a stage of this form reads as input.
     pub fn view(&self, form: Option<Form>) -> View<'_> {
         View { store: self, form }

@@ -121,6 +121,11 @@ impl Sizes {
     }
 }
 
+/// Roundings of P·V over so many keys and of the end, times their unit.
+pub fn value_error(contract: &Contract, keys: usize) -> f64 {
+    Sizes::new(Basis::Proven, contract, keys, 1).values
+}
+
 /// Flips of less than this weight go into pages of keys where the basis is proven: there may be many.
 const FINE: f64 = 1.0 / 8192.0;
 
@@ -163,7 +168,7 @@ impl Cast {
 }
 
 /// Δs_t in natural units, for a score whose q·k errs by `by`; `raw`: q·k where scores are cast.
-fn score_error(contract: &Contract, factor: f64, by: f64, raw: Option<f64>) -> f64 {
+pub fn score_error(contract: &Contract, factor: f64, by: f64, raw: Option<f64>) -> f64 {
     let Some(raw) = raw else { return by * factor.abs() };
     let (soft, dtype) = (&contract.softmax, contract.activations);
     let (mut by, mut value) = (by, raw);
