@@ -400,6 +400,7 @@ impl Evidence {
                 .map(|c| c - within + cols.start)
                 // What is not finite is counted by its bits; it has no direction (the lse of an empty split).
                 .filter(|j| piece.x[[i, *j]].is_finite() && piece.engine[[i, *j]].is_finite())
+                .filter(|j| piece.prediction.sigma(i, *j).is_finite())
                 .collect();
             if chosen.is_empty() {
                 continue;
@@ -434,7 +435,7 @@ impl Evidence {
                         // A score is bounded by 1/s, however far the output moves.
                         let along = jump.moves.iter().zip(&info).zip(&s).zip(d);
                         let size = along
-                            .map(|(((m, i), s), d)| (i * m).clamp(-1.0 / s, 1.0 / s) * d)
+                            .map(|(((m, i), s), d)| (i * m).max(-1.0 / s).min(1.0 / s) * d)
                             .sum::<f64>()
                             .abs();
                         let squares = jump.often * size * size;

@@ -84,7 +84,11 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
 
     /// Whether every cast that the values may have seen is emulated. Where the place of P's cast is unknown it is not:
     /// in outputs of attention, and in an lse whose row sum takes cast P.
+    /// Nor is it of inputs that were computed here in place of ones that were not captured.
     pub fn emulated(&self) -> bool {
+        if self.grown.is_some() {
+            return false;
+        }
         let soft = &self.contract.softmax;
         let lse = match self.terms {
             Terms::Attention { lse, .. } | Terms::Split { lse, .. } => *lse,
