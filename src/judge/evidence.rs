@@ -193,6 +193,9 @@ pub struct Evidence {
     columns: Columns,
     /// Whether all casts of all pieces were emulated.
     emulated: bool,
+    /// Whether the columns of a row share errors that the output's format shows: those of P in float32. Then the unit of
+    /// independence is the row, and few rows have no normal law.
+    shared: bool,
     rows: BTreeMap<usize, Flips>,
     heads: Vec<Flips>,
     blocks: Vec<Flips>,
@@ -230,6 +233,7 @@ impl Evidence {
             dtype,
             columns,
             emulated: true,
+            shared: false,
             rows: BTreeMap::new(),
             heads: vec![Flips::default(); columns.heads],
             blocks: vec![Flips::default(); columns.width.div_ceil(BLOCK)],
@@ -255,6 +259,7 @@ impl Evidence {
             return;
         }
         self.emulated &= piece.prediction.emulated();
+        self.shared |= Self::wide(self.dtype) && piece.terms.shares_errors();
         self.steps = self.steps.max(piece.prediction.steps());
         let mut rounded = vec![0.0; n];
         let mut flips: Vec<(usize, Vec<usize>)> = Vec::new();
@@ -465,6 +470,7 @@ impl Evidence {
         self.tally.merge(other.tally);
         self.unlikely += other.unlikely;
         self.emulated &= other.emulated;
+        self.shared |= other.shared;
         for (row, flips) in other.rows {
             self.rows.entry(row).or_default().merge(flips);
         }
@@ -503,7 +509,7 @@ impl Evidence {
     /// Whether odd elements are as few as they should be, so that fine scores may be believed.
     pub fn clean(&self) -> bool {
         let whole = self.whole();
-        self.emulated && self.unlikely == 0 && whole.log_p(self.limit(&whole)) > GUARD
+        self.emulated && !self.shared && self.unlikely == 0 && whole.log_p(self.limit(&whole)) > GUARD
     }
 
     /// Whether odd elements are tested: copies have none, and without emulated casts the honest share is unknown.

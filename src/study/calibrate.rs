@@ -4,7 +4,8 @@ Clean runs: is a correct engine ever accused, and are p-values as rare as they s
 Every p-value of every run is counted by its family. A family misses when more of its tests lie below a level than
 a binomial law with the allowed share would give in one family of ten thousand ([`CHANCE`]), so that a family of a few
 hundred tests is not failed by luck; all tests together are held against the allowed share itself. Verdicts
-have no allowance: `exact` and `rounding` are right, `inconclusive` is counted and shown, anything else is an alarm.
+have no allowance: `exact` and `rounding` are right, what gives no verdict (`inconclusive`, and `not compared` where f16
+overflowed to NaN on both sides) is counted and shown, anything else is an alarm.
 */
 
 use super::layers::Made;
@@ -346,7 +347,7 @@ impl Gather {
             *self.units.entry(*verdict).or_default() += 1;
             let kept = match verdict {
                 Verdict::Exact | Verdict::Rounding | Verdict::AfterFault => continue,
-                Verdict::Inconclusive => &mut self.inconclusive,
+                Verdict::Inconclusive | Verdict::NotCompared => &mut self.inconclusive,
                 _ => {
                     accused = true;
                     &mut self.alarms
@@ -357,7 +358,10 @@ impl Gather {
                 kept.push(remark(format!("{title}: {verdict}{note}")));
             }
         }
-        let clean = matches!(run.verdict, Verdict::Exact | Verdict::Rounding | Verdict::Inconclusive);
+        let clean = matches!(
+            run.verdict,
+            Verdict::Exact | Verdict::Rounding | Verdict::Inconclusive | Verdict::NotCompared
+        );
         if !clean && !accused {
             self.alarms.push(remark(format!("the run: {}", run.verdict)));
         }
