@@ -193,8 +193,8 @@ pub struct Evidence {
     columns: Columns,
     /// Whether all casts of all pieces were emulated.
     emulated: bool,
-    /// Whether the columns of a row share errors that the output's format shows: those of P in float32. Then the unit of
-    /// independence is the row, and few rows have no normal law.
+    /// Whether the columns of a row share errors that the output's format shows: those of P in float32. Then n columns may
+    /// err as one, and a standard error by the model is up to √n times larger (Cauchy and Schwarz).
     shared: bool,
     rows: BTreeMap<usize, Flips>,
     heads: Vec<Flips>,
@@ -509,7 +509,7 @@ impl Evidence {
     /// Whether odd elements are as few as they should be, so that fine scores may be believed.
     pub fn clean(&self) -> bool {
         let whole = self.whole();
-        self.emulated && !self.shared && self.unlikely == 0 && whole.log_p(self.limit(&whole)) > GUARD
+        self.emulated && self.unlikely == 0 && whole.log_p(self.limit(&whole)) > GUARD
     }
 
     /// Whether odd elements are tested: copies have none, and without emulated casts the honest share is unknown.
@@ -603,14 +603,20 @@ impl Evidence {
                 pair.jumps.add(p.jumps);
                 pair.inherited += p.inherited;
             }
+            let pairs_in_all = pairs.len();
             let mut measure = |head: Option<usize>, of: Vec<&Pair>| {
                 let clusters: Vec<Cluster> = of.iter().map(|p| p.cluster).collect();
-                let Some(estimate) = test_direction(&clusters) else { return };
+                let Some(mut estimate) = test_direction(&clusters) else { return };
+                // se_m = (ΣI)^-½.
+                let inverse = estimate.se_m * estimate.se_m;
+                if self.shared {
+                    let columns = self.sampled as f64 / pairs_in_all.max(1) as f64;
+                    estimate.se_m *= columns.max(1.0).sqrt();
+                }
                 let mut jumps = Jumps::default();
                 of.iter().for_each(|p| jumps.add(p.jumps));
-                // se_m = (ΣI)^-½.
                 let reach = jumps.reach() + INHERITED * of.iter().map(|p| p.inherited).sum::<f64>();
-                let jump = reach * estimate.se_m * estimate.se_m;
+                let jump = reach * inverse;
                 all.push(Measured { direction: *direction, head, fineness: *fineness, estimate, jump });
             };
             measure(None, pairs.values().collect());
