@@ -609,7 +609,8 @@ impl Evidence {
                 let Some(mut estimate) = test_direction(&clusters) else { return };
                 // se_m = (ΣI)^-½.
                 let inverse = estimate.se_m * estimate.se_m;
-                if self.shared {
+                // Without emulated casts the law rests on the spread of the rows alone.
+                if self.shared && self.emulated {
                     let columns = self.sampled as f64 / pairs_in_all.max(1) as f64;
                     estimate.se_m *= columns.max(1.0).sqrt();
                 }
