@@ -50,8 +50,9 @@ impl<'a> Closer<'a> {
             self.try_all();
         }
         let log_alpha = self.settings.budget.log_alpha();
-        let passes =
-            |e: &BTreeMap<Phase, Evidence>| e.get(&phase).is_some_and(|e| !e.suspect(log_alpha, name));
+        let passes = |e: &BTreeMap<Phase, Evidence>| {
+            e.get(&phase).is_some_and(|e| !e.suspect(log_alpha, &e.tests(name)))
+        };
         let explained = self.tried.iter().find(|(_, e)| passes(e)).map(|(what, _)| what.clone());
         let found = localise::find(self.isolated, self.id, self.tensor, phase, evidence);
         (found, explained, self.tried.len())

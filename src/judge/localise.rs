@@ -12,8 +12,9 @@ keys whose weight is wrong. Source: the groundwork on comparing kernels, section
 */
 
 use super::compare::{Isolated, columns};
-use super::evidence::{Evidence, Piece, WIDE};
+use super::evidence::{Evidence, Piece};
 use super::stats::flips::{BLOCK, log_chernoff};
+use super::tally::within;
 use crate::trace::{Tensor, TensorId};
 use mla_reference::attention::part;
 use mla_reference::product::Rows;
@@ -173,13 +174,8 @@ fn is_bad(piece: &Piece, i: usize, j: usize, tensor: &Tensor, bounds: Option<&Ar
         return false;
     }
     match bounds {
-        Some(b) => {
-            let b = b[[i, j]];
-            !(dtype.round(x - b) <= o && o <= dtype.round(x + b)) || piece.prediction.is_copy()
-        }
-        None if Evidence::wide(dtype) && !piece.prediction.is_copy() => {
-            (o - x).abs() > WIDE * piece.prediction.sigma(i, j) + dtype.spacing(x) / 2.0
-        }
+        Some(b) => !within(dtype, o, x, b[[i, j]]) || piece.prediction.is_copy(),
+        None if Evidence::wide(dtype) && !piece.prediction.is_copy() => piece.prediction.far(i, j, o),
         None => true,
     }
 }

@@ -323,9 +323,9 @@ impl<'a> Session<'a> {
         let log_alpha = self.settings.budget.log_alpha();
         let mut closer = Closer::new(isolated, id, tensor, &self.settings);
         for (phase, mut evidence) in counted {
-            let suspect = self.settings.closer && evidence.suspect(log_alpha, &name);
-            let look = suspect.then(|| closer.look(phase, &evidence, &name));
             let tests = evidence.tests(&name);
+            let suspect = self.settings.closer && evidence.suspect(log_alpha, &tests);
+            let look = suspect.then(|| closer.look(phase, &evidence, &name));
             let rows = phases.iter().filter(|p| **p == phase).count();
             let basis = evidence.has_noise().then(|| Box::new(Basis::new(&evidence, tensor.dtype, rows)));
             let tally = std::mem::take(&mut evidence.tally);

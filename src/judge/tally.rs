@@ -148,7 +148,7 @@ impl Tally {
     pub fn flip(&mut self, dtype: DType, at: (usize, usize), o: f64, x: f64, bound: Option<f64>) {
         self.flips += 1;
         let b = bound.unwrap_or(0.0);
-        let inside = bound.is_some() && dtype.round(x - b) <= o && o <= dtype.round(x + b);
+        let inside = bound.is_some() && within(dtype, o, x, b);
         let total = b + dtype.spacing(x.abs() + b) / 2.0;
         let (mut ulps, mut share) = ((o - x).abs() / dtype.spacing(x), (o - x).abs() / total);
         if inside {
@@ -213,6 +213,11 @@ impl Tally {
         }
         None
     }
+}
+
+/// Whether a value within `b` of x before its final rounding can be stored as `o`: rounding is monotone.
+pub fn within(dtype: DType, o: f64, x: f64, b: f64) -> bool {
+    dtype.round(x - b) <= o && o <= dtype.round(x + b)
 }
 
 /// Bin of a ratio: its exponent and the first three bits of its fraction.

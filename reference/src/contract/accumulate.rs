@@ -15,8 +15,8 @@ use std::str::FromStr;
 pub enum Accumulate {
     /// float64, as the reference.
     Exact,
-    /// f32 to nearest, once for every `block` products, in chains of at most `chain` products that are
-    /// then added up (0: one chain).
+    /// f32 to nearest, once for every `block` products in the order of k, in chains of at most `chain`
+    /// consecutive products that are then added up in order (0: one chain).
     Rn {
         /// Products summed exactly before a rounding.
         block: usize,
@@ -28,7 +28,7 @@ pub enum Accumulate {
         /// Products summed exactly before a rounding.
         block: usize,
     },
-    /// Tensor core: `k` products and the sum in one, cut to `bits` fractional bits, then cut to f32.
+    /// Tensor core, blocks in the order of k: `k` products and the sum in one, cut to `bits` fractional bits, then cut to f32.
     Mma {
         /// Products in a fused sum.
         k: usize,

@@ -231,7 +231,7 @@ pub fn p_noise(a: &Attended, head: &Head, contract: &Contract) -> Vec<f64> {
 }
 
 /// Pr(flip) of a cast of `p` whose standard deviation is `by`.
-fn flip_probability(cast: DType, p: f64, by: f64) -> f64 {
+pub fn flip_probability(cast: DType, p: f64, by: f64) -> f64 {
     let tie = cast.spacing(p) / 2.0 - (p - cast.round(p)).abs();
     if tie < 6.0 * by {
         let z = tie / by;
