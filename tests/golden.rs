@@ -9,11 +9,12 @@ for any data, hence wider. Of it the test says that an honest kernel stays withi
 mod common;
 
 use approx::assert_relative_eq;
+use common::real::Noise;
 use common::{arrays, fixture};
 use mla_check::judge::bound::bound;
 use mla_check::judge::stats::direction::{self, Cluster, cluster, test_direction};
 use mla_check::judge::stats::flips::{Slice, flip_tests};
-use mla_check::judge::stats::noise::{self, Noise};
+use mla_check::judge::stats::noise;
 use mla_check::judge::stats::score::{Fineness, information, informations, scale_of, score, scores};
 use mla_numeric::DType;
 use mla_reference::attention::{Attended, Head, attend, attend_split, merge_weights, strided};
@@ -107,7 +108,7 @@ fn with_case(f: impl FnOnce(&Golden, &Contract, &Head, &Attended, &Noise)) {
     let c = contract();
     let attended = merged(&head, &c);
     let noise = noise::attention(OUT, &c, &attended, &head);
-    f(&golden, &c, &head, &attended, &noise);
+    f(&golden, &c, &head, &attended, &Noise::new(OUT, &attended.x, noise));
 }
 
 fn same<'a>(
@@ -230,7 +231,7 @@ fn directions() {
 #[test]
 fn the_proven_bound_holds_for_the_honest_kernel_only() {
     with_case(|golden, c, head, a, _| {
-        let b = bound(c, &Terms::Attention { attended: a, head, lse: false }, &a.x, false);
+        let b = bound(c, &Terms::Attention { attended: a, head, lse: false }, a.x.view(), false);
         let statistical = golden.matrix("bound_B");
         for name in NAMES {
             let o = golden.matrix(&format!("{name}/out"));
@@ -247,7 +248,7 @@ fn the_proven_bound_holds_for_the_honest_kernel_only() {
             assert!(ours <= theirs, "{name}: {ours} of {theirs}");
         }
         // Honest lse, written as float32: within its own bound.
-        let b = bound(c, &Terms::Attention { attended: a, head, lse: true }, &a.x, false);
+        let b = bound(c, &Terms::Attention { attended: a, head, lse: true }, a.x.view(), false);
         let ulp = |v: f64| DType::F32.spacing(v) / 2.0;
         for (i, o) in golden.vec("clean/lse_f32").iter().enumerate() {
             assert!((o - a.lse[i]).abs() <= b[[i, 0]] + ulp(*o), "lse {i}");

@@ -11,11 +11,11 @@ all 130 of them, and `--nocapture` prints the table.
 mod common;
 
 use common::fixture;
-use common::real::{Judged, Prediction, join, judge};
+use common::real::{Judged, Noise, Prediction, join, judge};
 use mla_check::contracts;
 use mla_check::judge::bound::{bound, statistical};
 use mla_check::judge::stats::direction;
-use mla_check::judge::stats::noise::{self, Noise};
+use mla_check::judge::stats::noise::{self, Share};
 use mla_numeric::DType;
 use mla_reference::attention::{Head, attend_split, strided};
 use mla_reference::elementwise::{block_norms, normalise, rotate_cast, times_gamma};
@@ -158,17 +158,17 @@ fn attention(
     let m = attend_split(head, ranges, c);
     let terms = |lse| Terms::Split { merged: &m, head, lse };
     let p = Prediction {
-        proven: bound(c, &terms(false), &m.x, false),
-        statistical: statistical(c, &terms(false), &m.x, false),
-        noise: noise::of(c, &terms(false), m.x.view(), c.activations),
+        proven: bound(c, &terms(false), m.x.view(), false),
+        statistical: statistical(c, &terms(false), m.x.view(), false),
+        noise: Noise::new(c.activations, &m.x, noise::of(c, &terms(false), m.x.view(), c.activations)),
         directions: Vec::from([("gain", m.x.clone()), ("scale", direction::scale_split(&m, head))]),
         x: m.x.clone(),
         label,
     };
     let used = lse.map(|lse| {
         let x = Array2::from_shape_vec((m.lse.len(), 1), m.lse.clone()).unwrap();
-        let b = statistical(c, &terms(true), &x, false);
-        let wide = bound(c, &terms(true), &x, false);
+        let b = statistical(c, &terms(true), x.view(), false);
+        let wide = bound(c, &terms(true), x.view(), false);
         let of = |(i, o): (usize, &f64)| {
             let off = (o * c.lse_base.to_natural() - m.lse[i]).abs();
             let rounding = DType::F32.spacing(*o) / 2.0;
@@ -284,9 +284,9 @@ fn decompressed(d: &Dumps, scale: f64, change: Change, take: &dyn Fn(&str) -> bo
 /// A prediction from terms, with the gain as the only direction.
 fn predict(c: &Contract, terms: &Terms, x: Array2<f64>) -> Prediction {
     Prediction {
-        proven: bound(c, terms, &x, false),
-        statistical: statistical(c, terms, &x, false),
-        noise: noise::of(c, terms, x.view(), c.activations),
+        proven: bound(c, terms, x.view(), false),
+        statistical: statistical(c, terms, x.view(), false),
+        noise: Noise::new(c.activations, &x, noise::of(c, terms, x.view(), c.activations)),
         directions: Vec::from([("gain", x.clone())]),
         label: vec![0; x.nrows()],
         x,
@@ -333,9 +333,8 @@ fn softmax(dtype: DType, raw: Array2<f64>, scale: f64, causal: bool) -> Predicti
         }
     }
     let sigma = x.mapv(|p: f64| 4.0 * u * p);
-    let share = Array2::from_shape_fn(x.dim(), |at| (0.8 * sigma[at] / dtype.spacing(x[at])).min(1.0));
-    let row_ulp = noise::row_ulp(dtype, x.view(), &vec![1.0; n]);
-    let noise = Noise { sigma, share, row_ulp, steps: 16.0 };
+    let own = noise::Noise { sigma, share: Share::OfNoise, factors: vec![1.0; n], steps: 16.0 };
+    let noise = Noise::new(dtype, &x, own);
     let (label, directions) = (vec![0; x.nrows()], Vec::from([("gain", x.clone())]));
     Prediction { proven: b.clone(), statistical: b, noise, directions, label, x }
 }
@@ -516,41 +515,4 @@ fn another_contract_is_a_fault() {
         c
     };
     assert!(faults(&order, &["vllm_triton_s4"]) > 0, "last tile first");
-}
-
-/// What bound and noise cost beside the evaluation that they judge; run with `--ignored --nocapture`.
-#[test]
-#[ignore = "measures time"]
-fn cost_of_judging() {
-    let value = |i: usize, j: usize| ((i * 7919 + j * 104_729) % 1009) as f64 / 504.0 - 1.0;
-    for (what, heads, keys, width, values) in [("absorbed", 16, 4096, 576, 512), ("fused", 1, 1024, 192, 128)]
-    {
-        let rows = 64;
-        let k = Array2::from_shape_fn((keys, width), |(t, j)| value(t, j));
-        let v = Array2::from_shape_fn((keys, values), |(t, j)| value(t + 3, j));
-        let visible = vec![keys; rows];
-        let stats = KeyStats::default();
-        let c = contracts::find("fa3-mla-decode").unwrap().contract_for(DType::Bf16);
-        let (mut evaluate, mut bounds, mut noises) = (0.0, 0.0, 0.0);
-        for h in 0..heads {
-            let q = Array2::from_shape_fn((rows, width), |(i, j)| 0.3 * value(i + 11 * h, 2 * j));
-            let (kk, vv) = (strided(&k), strided(&v));
-            let head = Head { q: q.view(), k: kk, v: vv, visible: &visible, scale: 0.07, stats: &stats };
-            let start = std::time::Instant::now();
-            let m = attend_split(&head, &c.split_ranges(keys), &c);
-            evaluate += start.elapsed().as_secs_f64();
-            let terms = Terms::Split { merged: &m, head: &head, lse: false };
-            let start = std::time::Instant::now();
-            std::hint::black_box(bound(&c, &terms, &m.x, false));
-            bounds += start.elapsed().as_secs_f64();
-            let start = std::time::Instant::now();
-            std::hint::black_box(noise::of(&c, &terms, m.x.view(), c.activations));
-            noises += start.elapsed().as_secs_f64();
-        }
-        println!(
-            "{what}: evaluation {evaluate:.3} s, bound {:.2} of it, noise {:.2}",
-            bounds / evaluate,
-            noises / evaluate
-        );
-    }
 }

@@ -27,6 +27,34 @@ fn nearest(f: Row, x: f64) -> f64 {
     if x.is_nan() { x } else { y.copysign(x) }
 }
 
+/// The distance of the values of `f` in the binade of |x|, without branches.
+#[inline(always)]
+fn ulp(f: Row, x: f64) -> f64 {
+    let (a, normal) = (x.abs(), pow2(f.min_exponent));
+    // NaN becomes the largest value.
+    let a = if a < f.largest { a } else { f.largest };
+    let a = if a > normal { a } else { normal };
+    f64::from_bits(a.to_bits() & EXPONENT) * pow2(1 - f.precision as i32)
+}
+
+#[inline(always)]
+fn ulps(d: DType, xs: &[f64], out: &mut [f64]) {
+    macro_rules! each {
+        ($($d:ident)*) => {
+            match d {
+                $(DType::$d => for (o, x) in out.iter_mut().zip(xs) { *o = ulp(const { DType::$d.row() }, *x) },)*
+            }
+        };
+    }
+    each!(Bf16 F16 F32 F64 Tf32 E4m3 E2m1)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn ulps_avx2(d: DType, xs: &[f64], out: &mut [f64]) {
+    ulps(d, xs, out)
+}
+
 #[inline(always)]
 fn slice(d: DType, xs: &mut [f64]) {
     macro_rules! each {
@@ -71,12 +99,19 @@ impl DType {
 
     /// ulp(x): the distance of this format's values in the binade of |x|; below the smallest normal value
     /// (zero included) the smallest subnormal; beyond the largest value, and for NaN, as at the largest.
+    #[inline]
     pub fn spacing(self, x: f64) -> f64 {
-        let Row { precision, min_exponent, largest, .. } = self.row();
-        let a = x.abs();
-        let a = if a < largest { a } else { largest };
-        let e = (a.to_bits() >> 52) as i32 - 1023;
-        pow2(e.max(min_exponent) + 1 - precision as i32)
+        ulp(self.row(), x)
+    }
+
+    /// [`spacing`](DType::spacing) of each of `xs`, to `out`.
+    pub fn spacing_slice(self, xs: &[f64], out: &mut [f64]) {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor was just asked.
+            return unsafe { ulps_avx2(self, xs, out) };
+        }
+        ulps(self, xs, out)
     }
 
     /// The largest value of the format below its value `c`; -infinity below the smallest one.

@@ -141,6 +141,14 @@ fn overflow() {
         same(d.round(-1e-300), if d == DType::F64 { -1e-300 } else { -0.0 }, "sign of an underflow");
         let tiny = 2f64.powi(d.min_exponent()) * 2f64.powi(1 - d.precision() as i32);
         assert_eq!((d.spacing(0.0), d.spacing(tiny), d.above(-0.0), d.below(0.0)), (tiny, tiny, tiny, -tiny));
+        // A slice at a time: the same, also for what is no number or too large.
+        let values =
+            [0.0, tiny, 1.0, -1.5, 0.7e-4, 3e5, d.largest(), f64::INFINITY, f64::NAN, f64::MAX, -1e-300];
+        let mut ulps = [0.0; 11];
+        d.spacing_slice(&values, &mut ulps);
+        assert_eq!(ulps, values.map(|v| d.spacing(v)), "{d}");
+        let at_most = d.largest() - d.below(d.largest());
+        assert_eq!(ulps[6..10], [at_most; 4], "{d}");
     }
 }
 

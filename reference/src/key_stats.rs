@@ -24,7 +24,7 @@ pub struct KeyStats {
     ranges: Mutex<BTreeMap<(usize, usize), Arc<RangeStats>>>,
 }
 
-/// Of a range of keys.
+/// Of the values of a range of keys.
 pub struct RangeStats {
     /// Largest |v_tj| of every [`PAGE`] keys, `[pages, value width]`.
     pub maxima: Array2<f64>,
@@ -32,8 +32,6 @@ pub struct RangeStats {
     pub factors: Vec<f64>,
     /// Mean over columns of (v_tj/c_j)², for each key.
     pub squares: Vec<f64>,
-    /// Root mean square of all elements of the keys.
-    pub key_rms: f64,
 }
 
 impl KeyStats {
@@ -49,7 +47,14 @@ impl KeyStats {
         })
     }
 
-    /// Of a range of keys.
+    /// Root mean square of all elements of a range of keys.
+    pub fn key_rms(&self, head: &Head, range: Range<usize>) -> f64 {
+        let norms = self.norms(head).get(range).unwrap_or_default();
+        let elements = (norms.len() * head.k.cols()).max(1) as f64;
+        (norms.iter().map(|k| k * k).sum::<f64>() / elements).sqrt()
+    }
+
+    /// Of the values of a range of keys.
     pub fn range(&self, head: &Head, range: Range<usize>) -> Arc<RangeStats> {
         let key = (range.start, range.end);
         let lock = || self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,38 +62,43 @@ impl KeyStats {
             return found.clone();
         }
         // Two threads may both compute it: the same numbers.
-        let made = Arc::new(RangeStats::new(self.norms(head), head, range));
+        let made = Arc::new(RangeStats::new(&part(&head.v, range)));
         lock().insert(key, made.clone());
         made
     }
 }
 
 impl RangeStats {
-    fn new(norms: &[f64], head: &Head, range: Range<usize>) -> RangeStats {
-        let v: Strided = part(&head.v, range.clone());
-        let (n, width) = (range.len(), v.cols());
-        let mut row = vec![0.0; width];
+    fn new(v: &Strided) -> RangeStats {
+        let (n, width) = (v.rows(), v.cols());
+        let row = |t: usize| v.data.get(t * v.stride..).and_then(|v| v.get(..width)).unwrap_or_default();
         let mut maxima = Array2::zeros((n.div_ceil(PAGE), width));
         let mut sums = vec![0.0; width];
-        for t in 0..n {
-            v.decode(t, 0, &mut row);
-            for ((m, s), v) in maxima.row_mut(t / PAGE).iter_mut().zip(&mut sums).zip(&row) {
-                *m = f64::max(*m, v.abs());
-                *s += v * v;
+        for (page, mut maxima) in maxima.rows_mut().into_iter().enumerate() {
+            let Some(maxima) = maxima.as_slice_mut() else { continue };
+            for t in page * PAGE..n.min((page + 1) * PAGE) {
+                for ((m, s), v) in maxima.iter_mut().zip(&mut sums).zip(row(t)) {
+                    // In the form of the processor's own max; NaN is passed over.
+                    *m = if v.abs() > *m { v.abs() } else { *m };
+                    *s += v * v;
+                }
             }
         }
         let sizes = sums.into_iter().map(|s| (s / n.max(1) as f64).sqrt()).collect();
         let factors = relative(sizes);
-        let mut squares = vec![0.0; n];
-        for (t, square) in squares.iter_mut().enumerate() {
-            v.decode(t, 0, &mut row);
-            let sum: f64 = row.iter().zip(&factors).map(|(v, c)| (v / c) * (v / c)).sum();
-            *square = sum / width.max(1) as f64;
-        }
-        let keys = norms.get(range).unwrap_or_default();
-        let elements = (keys.len() * head.k.cols()).max(1) as f64;
-        let key_rms = (keys.iter().map(|k| k * k).sum::<f64>() / elements).sqrt();
-        RangeStats { maxima, factors, squares, key_rms }
+        let inverse: Vec<f64> = factors.iter().map(|c| 1.0 / c).collect();
+        let square = |t: usize| {
+            // Four sums at a time: one would wait for each addition.
+            let mut sums = [0.0; 4];
+            let (row, whole) = (row(t), width / 4 * 4);
+            for (v, c) in row.chunks_exact(4).zip(inverse.chunks_exact(4)) {
+                (0..4).for_each(|k| sums[k] += (v[k] * c[k]) * (v[k] * c[k]));
+            }
+            let rest = row.iter().zip(&inverse).skip(whole).map(|(v, c)| (v * c) * (v * c)).sum::<f64>();
+            (sums.iter().sum::<f64>() + rest) / width.max(1) as f64
+        };
+        let squares = (0..n).map(square).collect();
+        RangeStats { maxima, factors, squares }
     }
 }
 
@@ -117,7 +127,11 @@ mod tests {
         let r = stats.range(&head, 4..17);
         assert_eq!(r.maxima, array![[11.0, 1.0, 0.0], [16.0, 1.0, 0.0]]);
         // Keys 4 to 16: Σt² = 1482; elements 13·2, squares (9 + 16)·1482.
-        assert_relative_eq!(r.key_rms, (25.0 * 1482.0 / 26.0f64).sqrt(), max_relative = 1e-14);
+        assert_relative_eq!(
+            stats.key_rms(&head, 4..17),
+            (25.0 * 1482.0 / 26.0f64).sqrt(),
+            max_relative = 1e-14
+        );
         let (a, b) = ((1482.0 / 13.0f64).sqrt(), 1.0);
         let all = ((a * a + b * b) / 3.0).sqrt();
         assert_relative_eq!(r.factors[0], a / all, max_relative = 1e-14);

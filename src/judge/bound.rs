@@ -26,7 +26,7 @@ pub use attention::{Basis, LOG_P_SCORE};
 use mla_numeric::U;
 use mla_reference::elementwise::step;
 use mla_reference::{Contract, Terms};
-use ndarray::Array2;
+use ndarray::{Array2, ArrayView2};
 
 /// exp2 of a GPU's special function unit: largest relative error 2^-22.7 measured; declared 2^-22.
 const EXP2: f64 = 1.0 / 4_194_304.0;
@@ -36,7 +36,7 @@ const TINY: f64 = f64::from_bits((1023 - 149) << 52);
 const FLUSH: f64 = f32::MIN_POSITIVE as f64;
 
 /// |value before the final rounding − x| ≤ this, for every element of a chunk.
-pub fn bound(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: bool) -> Array2<f64> {
+pub fn bound(contract: &Contract, terms: &Terms, x: ArrayView2<f64>, temperature: bool) -> Array2<f64> {
     of(Basis::Proven, contract, terms, x, temperature)
 }
 
@@ -47,7 +47,7 @@ pub fn bound(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: b
 /// at most 2exp(−λ²/2) (Hoeffding). Of other stages the proven bound.
 ///
 /// Breaking it is evidence that draws from the budget of the run: [`LOG_P_SCORE`] a score.
-pub fn statistical(contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: bool) -> Array2<f64> {
+pub fn statistical(contract: &Contract, terms: &Terms, x: ArrayView2<f64>, temperature: bool) -> Array2<f64> {
     of(Basis::Statistical, contract, terms, x, temperature)
 }
 
@@ -56,7 +56,13 @@ pub fn rho(len: usize) -> f64 {
     0.5 * (len as f64 / 128.0 + 8.0) * U + f64::powf(2.0, -22.4) + 4.0 * U
 }
 
-fn of(basis: Basis, contract: &Contract, terms: &Terms, x: &Array2<f64>, temperature: bool) -> Array2<f64> {
+fn of(
+    basis: Basis,
+    contract: &Contract,
+    terms: &Terms,
+    x: ArrayView2<f64>,
+    temperature: bool,
+) -> Array2<f64> {
     match terms {
         Terms::Copy => Array2::zeros(x.dim()),
         Terms::Product { len, size, .. } => {
@@ -102,7 +108,7 @@ fn of(basis: Basis, contract: &Contract, terms: &Terms, x: &Array2<f64>, tempera
             b
         }
         Terms::Attention { attended, head, lse } => {
-            attention::range(basis, contract, attended, head).of(*lse)
+            attention::range(basis, contract, attended, head, !lse).of(*lse)
         }
         Terms::Split { merged, head, lse } => attention::merged(basis, contract, merged, head).of(*lse),
         Terms::Merge { spread, size, splits, lse } => {
@@ -131,7 +137,7 @@ mod tests {
     }
 
     fn of(contract: &Contract, terms: &Terms, x: Array2<f64>, temperature: bool) -> Array2<f64> {
-        super::bound(contract, terms, &x, temperature)
+        super::bound(contract, terms, x.view(), temperature)
     }
 
     fn near(got: f64, want: f64) {
@@ -156,10 +162,10 @@ mod tests {
         // The statistical one grows with the root of 5 to nearest (9 standard deviations), and is 2u a rounding where it
         // truncates, here four.
         let hoeffding = 9.0 * 5f64.sqrt() * U + (5.0 * U).powi(2) + 65.0 * f64::powi(2.0, -53);
-        near(statistical(&contract(), &terms, &array![[0.1]], false)[[0, 0]], 3.0 * hoeffding);
+        near(statistical(&contract(), &terms, array![[0.1]].view(), false)[[0, 0]], 3.0 * hoeffding);
         let mma = Contract { accumulate: Accumulate::Mma { k: 16, bits: 25 }, ..Contract::exact() };
         let gamma = 8.0 * U / (1.0 - 8.0 * U) + 65.0 * f64::powi(2.0, -53);
-        near(statistical(&mma, &terms, &array![[0.1]], false)[[0, 0]], 3.0 * gamma);
+        near(statistical(&mma, &terms, array![[0.1]].view(), false)[[0, 0]], 3.0 * gamma);
     }
 
     /// 256 values: 2 additions a lane, a tree of 7 and the square, halved: 5u; root 2^-22.4; 4u.
@@ -328,10 +334,10 @@ mod tests {
         let a = attend(&head, 0..1, &c);
         let terms = Terms::Attention { attended: &a, head: &head, lse: true };
         let x = array![[a.lse[0]]];
-        let got = statistical(&c, &terms, &x, false)[[0, 0]];
+        let got = statistical(&c, &terms, x.view(), false)[[0, 0]];
         // n = 4, ‖q‖‖k‖ = 1, √D = 8: 3u, twice.
         near(got, 2.0 * 3.0 * U + 6.0 * U + EXP2 + U + 8.0 * U + 2.0 * U);
-        assert!(got < bound(&c, &terms, &x, false)[[0, 0]]);
+        assert!(got < bound(&c, &terms, x.view(), false)[[0, 0]]);
         // 2·exp(−40.5).
         assert_relative_eq!(LOG_P_SCORE.exp(), 5.15e-18, max_relative = 1e-2);
     }

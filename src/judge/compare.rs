@@ -13,7 +13,7 @@ use crate::case::Case;
 use crate::trace::{Tensor, TensorId};
 use mla_reference::evaluate::Visit;
 use mla_reference::{Axis as Name, Chunk, Contract, Evaluator, Phase, RowName, Source, Spec, Terms, Weights};
-use ndarray::{Array2, s};
+use ndarray::s;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -98,8 +98,11 @@ impl Isolated<'_> {
         let temperature = self.spec.temperature.is_some();
         let visit = |c: Chunk| {
             let all = grown(self, id, &c);
-            let piece = |rows: Range<usize>, x: &Array2<f64>, terms: &Terms| {
+            // Rows are read as slices.
+            let whole = c.x.as_standard_layout();
+            let piece = |rows: Range<usize>, terms: &Terms| {
                 let own = all.as_ref().map(|g| Grown::rows(g, rows.clone()));
+                let x = whole.slice(s![rows.clone(), ..]);
                 let prediction =
                     Prediction::new(self.contract, terms, x, tensor.dtype, temperature).grown(own);
                 let at = (c.rows.start + rows.start, c.cols.start);
@@ -109,13 +112,10 @@ impl Isolated<'_> {
             let n = c.x.nrows();
             match &c.terms {
                 // One chunk a head: threads are busy with heads.
-                Terms::Attention { .. } | Terms::Split { .. } | Terms::Merge { .. } => {
-                    piece(0..n, &c.x, &c.terms)
-                }
+                Terms::Attention { .. } | Terms::Split { .. } | Terms::Merge { .. } => piece(0..n, &c.terms),
                 terms => mla_reference::evaluate::row_chunks(n, ROWS).into_par_iter().for_each(|rows| {
-                    let x = c.x.slice(s![rows.clone(), ..]).to_owned();
                     let part = terms.rows(rows.clone());
-                    piece(rows, &x, part.as_ref().unwrap_or(&Terms::Copy));
+                    piece(rows, part.as_ref().unwrap_or(&Terms::Copy));
                 }),
             }
         };

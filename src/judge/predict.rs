@@ -13,7 +13,7 @@ use super::stats::noise::{self, Noise};
 use mla_numeric::{DType, U};
 use mla_reference::attention::Head;
 use mla_reference::{Accumulate, Contract, RowSum, Terms};
-use ndarray::{Array2, Axis, s};
+use ndarray::{Array2, ArrayView2, Axis, s};
 use std::sync::OnceLock;
 
 /// Spacing of float32 below its smallest normal value.
@@ -41,7 +41,7 @@ struct Line<'p> {
 pub struct Prediction<'p, 't, 'h> {
     contract: &'p Contract,
     terms: &'p Terms<'t, 'h>,
-    x: &'p Array2<f64>,
+    x: ArrayView2<'p, f64>,
     dtype: DType,
     temperature: bool,
     line: Option<Line<'p>>,
@@ -54,7 +54,7 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
     pub fn new(
         contract: &'p Contract,
         terms: &'p Terms<'t, 'h>,
-        x: &'p Array2<f64>,
+        x: ArrayView2<'p, f64>,
         dtype: DType,
         temperature: bool,
     ) -> Self {
@@ -109,7 +109,7 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
             let most = g.most.select(Axis(0), rows);
             return Bounds { likely: most.clone(), proven: most };
         }
-        let all = |terms: &Terms, x: &Array2<f64>| Bounds {
+        let all = |terms: &Terms, x: ArrayView2<f64>| Bounds {
             proven: bound(self.contract, terms, x, self.temperature),
             likely: statistical(self.contract, terms, x, self.temperature),
         };
@@ -117,19 +117,20 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
             return all(self.terms, self.x);
         }
         let x = self.x.select(Axis(0), rows);
+        let x = x.view();
         match self.terms {
             Terms::Attention { attended, head, lse } => {
                 let (attended, q) = (attended.select(rows), head.q.select(Axis(0), rows));
                 let visible: Vec<usize> = rows.iter().map(|i| head.visible[*i]).collect();
                 let head = Head { q: q.view(), visible: &visible, ..**head };
-                all(&Terms::Attention { attended: &attended, head: &head, lse: *lse }, &x)
+                all(&Terms::Attention { attended: &attended, head: &head, lse: *lse }, x)
             }
             _ => {
                 let mut out = Bounds { proven: Array2::zeros(x.dim()), likely: Array2::zeros(x.dim()) };
                 let mut whole: Option<Bounds> = None;
                 for (k, &i) in rows.iter().enumerate() {
                     let one = match self.terms.rows(i..i + 1) {
-                        Some(terms) => all(&terms, &x.slice(s![k..k + 1, ..]).to_owned()),
+                        Some(terms) => all(&terms, x.slice(s![k..k + 1, ..])),
                         None => {
                             let whole = whole.get_or_insert_with(|| all(self.terms, self.x));
                             let row = |m: &Array2<f64>| m.slice(s![i..i + 1, ..]).to_owned();
@@ -180,7 +181,7 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
     }
 
     fn noise(&self) -> &Noise {
-        self.noise.get_or_init(|| noise::of(self.contract, self.terms, self.x.view(), self.dtype))
+        self.noise.get_or_init(|| noise::of(self.contract, self.terms, self.x, self.dtype))
     }
 
     /// Accumulator roundings of the stage, for floors.
@@ -188,16 +189,14 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
         self.line.as_ref().map_or_else(|| self.noise().steps, |l| l.steps)
     }
 
-    /// Probability of each element of a row to be a flip.
-    pub fn shares(&self, i: usize, out: &mut Vec<f64>) {
-        out.clear();
+    /// Probability of each element of row `i`, whose values are `x`, to be a flip; to `out`.
+    pub fn shares(&self, i: usize, x: &[f64], out: &mut Vec<f64>) {
         match &self.line {
             Some(l) => {
                 let k = 0.8 * l.k * l.a[i];
-                let row = l.w.iter().zip(self.x.row(i));
-                out.extend(row.map(|(w, x)| (k * w / self.dtype.spacing(*x)).min(1.0)));
+                noise::flip_shares(self.dtype, x, l.w.iter().map(|w| k * w), out);
             }
-            None => out.extend(self.noise().share.row(i)),
+            None => self.noise().shares(self.dtype, i, x, out),
         }
     }
 
@@ -221,13 +220,11 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
 
     /// Row ulps of these columns.
     pub fn row_ulps(&self, i: usize, columns: &[usize]) -> Vec<f64> {
-        let Some(l) = &self.line else {
-            return columns.iter().map(|j| self.noise().row_ulp[[i, *j]]).collect();
+        let factors = match &self.line {
+            Some(l) => l.factors.get_or_init(|| mla_reference::key_stats::relative(l.w.to_vec())),
+            None => &self.noise().factors,
         };
-        let factors = l.factors.get_or_init(|| mla_reference::key_stats::relative(l.w.to_vec()));
-        let square: f64 = self.x.row(i).iter().zip(factors).map(|(x, c)| (x / c) * (x / c)).sum();
-        let size = (square / factors.len().max(1) as f64).sqrt();
-        columns.iter().map(|j| self.dtype.spacing(size * factors[*j])).collect()
+        noise::row_ulps(self.dtype, self.x.row(i), factors, columns.iter().copied())
     }
 }
 
@@ -258,7 +255,7 @@ mod tests {
         };
         let with = |accumulate| Contract { accumulate, ..Contract::exact() };
         let contract = with(Accumulate::Rn { block: 16, chain: 0 });
-        let p = Prediction::new(&contract, &terms, &x, DType::Bf16, false);
+        let p = Prediction::new(&contract, &terms, x.view(), DType::Bf16, false);
         let proven = p.bounds(&[0, 1, 2]).proven;
         let mut most = 0.0f64;
         for ((i, j), x) in x.indexed_iter() {
@@ -275,7 +272,7 @@ mod tests {
         // No order is declared: no running bound.
         for unknown in [Accumulate::Rz { block: 16 }, Accumulate::Unknown] {
             let contract = with(unknown);
-            assert_eq!(Prediction::new(&contract, &terms, &x, DType::Bf16, false).running(0, 0), None);
+            assert_eq!(Prediction::new(&contract, &terms, x.view(), DType::Bf16, false).running(0, 0), None);
         }
     }
 }

@@ -41,8 +41,44 @@ struct Sums {
     reference_check: f64,
 }
 
+/// Sums that are taken at a time: one alone would wait for each addition.
+const LANES: usize = 4;
+
+impl Sums {
+    /// Of a row whose first element is the tensor's element `index`, and how many are NaN on both sides.
+    fn of(engine: &[f64], rounded: &[f64], index: usize) -> (Sums, u64) {
+        let mut lanes = [Sums::default(); LANES];
+        let mut nan = 0;
+        let mut add = |to: &mut Sums, j: usize, o: f64, r: f64| {
+            let weight = checksum_weight((index + j) as u64);
+            nan += u64::from(o.is_nan() & r.is_nan());
+            let (o, r) = (finite(o), finite(r));
+            to.engine += o * o;
+            to.engine_check += o * weight;
+            to.reference += r * r;
+            to.reference_check += r * weight;
+        };
+        let pairs = engine.chunks(LANES).zip(rounded.chunks(LANES)).enumerate();
+        for (c, (o, r)) in pairs {
+            for (k, (o, r)) in o.iter().zip(r).enumerate() {
+                add(&mut lanes[k], c * LANES + k, *o, *r);
+            }
+        }
+        let mut all = Sums::default();
+        lanes.iter().for_each(|s| all.add(s));
+        (all, nan)
+    }
+
+    fn add(&mut self, other: &Sums) {
+        self.engine += other.engine;
+        self.reference += other.reference;
+        self.engine_check += other.engine_check;
+        self.reference_check += other.reference_check;
+    }
+}
+
 /// Everything counted of one unit of judgement.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Elements compared.
     pub elements: u64,
@@ -58,21 +94,6 @@ pub struct Tally {
     pub worst: Option<Element>,
     bins: Vec<u64>,
     sums: BTreeMap<(usize, usize), Sums>,
-}
-
-impl Default for Tally {
-    fn default() -> Self {
-        Tally {
-            elements: 0,
-            flips: 0,
-            beyond: 0,
-            not_finite: 0,
-            nan: 0,
-            worst: None,
-            bins: vec![0; BINS],
-            sums: BTreeMap::new(),
-        }
-    }
 }
 
 /// L2 norm and order-sensitive checksum of a tensor.
@@ -97,11 +118,7 @@ impl Tally {
     pub fn copy(&mut self, dtype: DType, at: (usize, usize, usize), engine: &[f64], x: &[f64]) {
         let mut rounded = x.to_vec();
         dtype.round_slice(&mut rounded);
-        let different = |j: &usize| {
-            let (o, r) = (engine[*j], rounded[*j]);
-            (o != r || o.to_bits() != r.to_bits()) && !(o.is_nan() && r.is_nan())
-        };
-        let flipped: Vec<usize> = (0..x.len()).filter(different).collect();
+        let flipped = differing(engine, &rounded, true);
         self.row(dtype, at, engine, x, &rounded, &flipped, None);
     }
 
@@ -118,17 +135,8 @@ impl Tally {
         flipped: &[usize],
         bound: Option<&[f64]>,
     ) {
-        let mut sums = Sums::default();
-        let index = row * width + first;
-        for (j, (o, r)) in engine.iter().zip(rounded).enumerate() {
-            let weight = checksum_weight((index + j) as u64);
-            self.nan += u64::from(o.is_nan() && r.is_nan());
-            let (o, r) = (finite(*o), finite(*r));
-            sums.engine += o * o;
-            sums.engine_check += o * weight;
-            sums.reference += r * r;
-            sums.reference_check += r * weight;
-        }
+        let (sums, nan) = Sums::of(engine, rounded, row * width + first);
+        self.nan += nan;
         self.sums.insert((row, first), sums);
         self.elements += x.len() as u64;
         for &j in flipped {
@@ -140,6 +148,7 @@ impl Tally {
     pub fn bound(&mut self, dtype: DType, x: f64, bound: f64) {
         let total = bound + dtype.spacing(x.abs() + bound) / 2.0;
         if total.is_finite() && x.is_finite() {
+            self.bins.resize(BINS, 0);
             self.bins[bin(total / dtype.spacing(x))] += 1;
         }
     }
@@ -182,19 +191,17 @@ impl Tally {
         {
             self.worst = Some(w);
         }
-        self.bins.iter_mut().zip(&other.bins).for_each(|(a, b)| *a += b);
+        if !other.bins.is_empty() {
+            self.bins.resize(BINS, 0);
+            self.bins.iter_mut().zip(&other.bins).for_each(|(a, b)| *a += b);
+        }
         self.sums.extend(other.sums);
     }
 
     /// Digests of the engine's and the reference's tensor.
     pub fn digests(&self) -> (Digest, Digest) {
         let mut t = Sums::default();
-        for s in self.sums.values() {
-            t.engine += s.engine;
-            t.reference += s.reference;
-            t.engine_check += s.engine_check;
-            t.reference_check += s.reference_check;
-        }
+        self.sums.values().for_each(|s| t.add(s));
         (
             Digest { norm: t.engine.sqrt(), checksum: t.engine_check },
             Digest { norm: t.reference.sqrt(), checksum: t.reference_check },
@@ -213,6 +220,23 @@ impl Tally {
         }
         None
     }
+}
+
+/// Elements that are looked at together.
+const CHUNK: usize = 16;
+
+/// Columns in which two rows differ; `signs`: in the sign of a zero too. NaN is NaN.
+pub fn differing(o: &[f64], r: &[f64], signs: bool) -> Vec<usize> {
+    let mut found = Vec::new();
+    for (k, (o, r)) in o.chunks(CHUNK).zip(r.chunks(CHUNK)).enumerate() {
+        // Without branches first: nearly everything is equal.
+        if o.iter().zip(r).fold(0, |any, (o, r)| any | (o.to_bits() ^ r.to_bits())) != 0 {
+            let odd = |j: &usize| (o[*j] != r[*j] || signs) && !(o[*j].is_nan() && r[*j].is_nan());
+            let differs = |j: &usize| o[*j].to_bits() != r[*j].to_bits() && odd(j);
+            found.extend((0..o.len()).filter(differs).map(|j| k * CHUNK + j));
+        }
+    }
+    found
 }
 
 /// Whether a value within `b` of x before its final rounding can be stored as `o`: rounding is monotone.

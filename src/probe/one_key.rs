@@ -172,7 +172,7 @@ fn weighed(
         source: &Inputs(vec![(input, &small)]),
     }
     .evaluate(stage, Some(form), &|chunk| {
-        let b = bound(contract, &chunk.terms, &chunk.x, false);
+        let b = bound(contract, &chunk.terms, chunk.x.view(), false);
         let mut mine = Count::default();
         for ((i, j), &x) in chunk.x.indexed_iter() {
             let (single, col) = (&rows[chunk.rows.start + i], chunk.cols.start + j);

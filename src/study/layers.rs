@@ -207,10 +207,15 @@ fn bell(rng: &mut Stream) -> f64 {
 fn harden(weight: Weight, data: Data, rng: &mut Stream, values: &mut [f32], cols: usize) {
     match data {
         Data::Outliers => {
+            let square = |v: &[f32]| v.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>();
+            let before = square(values);
             for _ in 0..8 {
                 let c = rng.below(cols);
                 values.iter_mut().skip(c).step_by(cols).for_each(|v| *v *= 30.0);
             }
+            // The matrix keeps its size: with outliers in queries and keys alike one key would have all the weight.
+            let size = (before / square(values)).sqrt() as f32;
+            values.iter_mut().for_each(|v| *v *= size);
         }
         Data::Columns if weight == Weight::WUv => {
             for row in values.chunks_mut(cols) {

@@ -17,6 +17,11 @@ use mla_reference::{Form, Regime};
 const TOKENS: usize = 240;
 /// One run in so many has a long request, on a small layer.
 const LONG: usize = 16;
+/// Tokens that see a part of a context, at least, of each phase that a run has: one-token prompts alone, say, have one
+/// key each and no scale to see.
+const SEEING: usize = 12;
+/// Keys that are a part of a context.
+const KEYS: usize = 16;
 
 /// Where layers come from.
 #[derive(Clone, Copy)]
@@ -147,6 +152,22 @@ fn batch(rng: &mut Stream, page: usize, long: bool, longest: usize) -> Batch {
         let request = if fits { request } else { Request { context: 0, new: request.new.min(longest) } };
         left = left.saturating_sub(request.total());
         requests.push(request);
+    }
+    for decode in [true, false] {
+        let of_phase = |r: &Request| (r.new == 1) == decode;
+        let seeing = |r: &Request| r.new.min((r.total() + 1).saturating_sub(KEYS));
+        let seen: usize = requests.iter().filter(|r| of_phase(r)).map(seeing).sum();
+        if longest < 2 * KEYS || seen >= SEEING || !requests.iter().any(of_phase) {
+            continue;
+        }
+        let context = |rng: &mut Stream| KEYS + length(rng, (longest - 2 * KEYS).clamp(1, 64));
+        if decode {
+            let more = (seen..SEEING).map(|_| Request { context: context(rng), new: 1 });
+            requests.extend(more);
+        } else {
+            let context = context(rng);
+            requests.push(Request { context, new: (SEEING - seen).max(2) });
+        }
     }
     if long && longest > 1 {
         let drawn = 600 + rng.below(700);

@@ -3,7 +3,7 @@
 use mla_check::judge::stats::direction::{Cluster, Kind, cluster, floor, p_value, test_direction};
 use mla_check::judge::stats::flips::flip_tests;
 use mla_check::judge::stats::holm::holm;
-use mla_check::judge::stats::noise::Noise;
+use mla_check::judge::stats::noise;
 use mla_check::judge::stats::power::{PROMISE, mde};
 use mla_check::judge::stats::score::{Fineness, informations, scale_of, scores};
 use mla_numeric::DType;
@@ -14,6 +14,29 @@ const ALPHA: f64 = 1e-6;
 const TESTS: usize = 1000;
 /// Rows on which directions are measured.
 const ROWS: usize = 256;
+
+/// Noise of a stage, spread out; `[rows, columns]` each.
+pub struct Noise {
+    pub sigma: Array2<f64>,
+    pub share: Array2<f64>,
+    pub row_ulp: Array2<f64>,
+    pub steps: f64,
+}
+
+impl Noise {
+    /// Of values `x` before they are stored as `dtype`.
+    pub fn new(dtype: DType, x: &Array2<f64>, of: noise::Noise) -> Noise {
+        let (mut share, mut row_ulp) = (Array2::zeros(x.dim()), Array2::zeros(x.dim()));
+        let mut line = Vec::new();
+        for (i, row) in x.rows().into_iter().enumerate() {
+            of.shares(dtype, i, &row.to_vec(), &mut line);
+            share.row_mut(i).iter_mut().zip(&line).for_each(|(to, from)| *to = *from);
+            let ulps = noise::row_ulps(dtype, row, &of.factors, 0..row.len());
+            row_ulp.row_mut(i).iter_mut().zip(ulps).for_each(|(to, from)| *to = from);
+        }
+        Noise { sigma: of.sigma, share, row_ulp, steps: of.steps }
+    }
+}
 
 /// What a stage should be, and by how much it may be off; `[rows, columns]` each.
 pub struct Prediction {

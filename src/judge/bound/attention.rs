@@ -224,18 +224,17 @@ fn row(contract: &Contract, a: &Attended, head: &Head, i: usize, sizes: &Sizes, 
     Row { e, mean: sum / a.l[i], most }
 }
 
-/// Bounds of attention over one range of keys.
-pub fn range(basis: Basis, contract: &Contract, a: &Attended, head: &Head) -> Bounds {
+/// Bounds of attention over one range of keys; those of values only where they are asked for.
+pub fn range(basis: Basis, contract: &Contract, a: &Attended, head: &Head, of_values: bool) -> Bounds {
     let (n, rows) = (a.range.len(), a.x.nrows());
     let sizes = Sizes::new(basis, contract, n, head.k.cols);
-    let keys = head.stats.range(head, a.range.clone());
     let norms = head.stats.norms(head).get(a.range.clone()).unwrap_or_default();
     let values = part(&head.v, a.range.clone());
     let soft = &contract.softmax;
     let rounded = soft.row_sum == RowSum::Rounded;
     let fine = if basis == Basis::Proven { FINE } else { 0.0 };
     let (mut lse, mut of_x) = (vec![0.0; rows], vec![0.0; rows]);
-    let mut b = Array2::zeros(a.x.dim());
+    let mut b = Array2::zeros(if of_values { a.x.dim() } else { (0, 0) });
     let all: Vec<Row> = (0..rows)
         .map(|i| match a.l[i] {
             0.0 => Row { e: Vec::new(), mean: 0.0, most: 0.0 },
@@ -284,6 +283,11 @@ pub fn range(basis: Basis, contract: &Contract, a: &Attended, head: &Head) -> Bo
                 lse[i] = r.most + sizes.sum + 2.0 * U * a.lse[i].abs() + moved;
             }
         }
+        if !of_values {
+            // The first group has the row sum.
+            break;
+        }
+        let keys = head.stats.range(head, a.range.clone());
         let maxima = keys.maxima.slice(s![.., columns.clone()]).as_standard_layout().into_owned();
         let mut own = weigh(pages.view(), &strided(&maxima));
         for (i, t, flip) in flips {
@@ -335,7 +339,7 @@ fn sum(of: &[Summand], y: ArrayView1<f64>, mut out: ArrayViewMut1<f64>) -> f64 {
 
 /// Bounds of attention over splits that are merged inside.
 pub fn merged(basis: Basis, contract: &Contract, m: &Merged, head: &Head) -> Bounds {
-    let mut parts: Vec<Bounds> = m.parts.iter().map(|a| range(basis, contract, a, head)).collect();
+    let mut parts: Vec<Bounds> = m.parts.iter().map(|a| range(basis, contract, a, head, true)).collect();
     if parts.len() == 1 {
         return parts.swap_remove(0);
     }

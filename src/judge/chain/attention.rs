@@ -170,7 +170,7 @@ pub fn grown(
 ) -> Grown {
     let of_scores: Vec<Scores> = parts.all.iter().map(|a| scores(contract, a, head, e)).collect();
     let of_lse: Vec<Vec<f64>> =
-        parts.all.iter().map(|a| range(Basis::Proven, contract, a, head).lse).collect();
+        parts.all.iter().map(|a| range(Basis::Proven, contract, a, head, false).lse).collect();
     let factor = contract.score_factor(head.scale);
     let (mut most, mut usual) = (Array2::zeros(x.dim()), Array2::zeros(x.dim()));
     for i in 0..x.nrows() {

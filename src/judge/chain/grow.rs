@@ -53,6 +53,9 @@ impl Grown {
 
 /// Of a chunk of a stage; None where no input of it may differ.
 pub fn grown(of: &Isolated, id: TensorId, c: &Chunk) -> Option<Grown> {
+    if of.slacks.is_empty() {
+        return None;
+    }
     let mut grown = match &c.terms {
         Terms::Copy => {
             let e = copied(of, id.stage, c)?;
@@ -92,7 +95,7 @@ pub fn grown(of: &Isolated, id: TensorId, c: &Chunk) -> Option<Grown> {
 
 /// `more` and the stage's own bound.
 fn with_own(of: &Isolated, c: &Chunk, more: Array2<f64>) -> Array2<f64> {
-    let own = bound(of.contract, &c.terms, &c.x, of.spec.temperature.is_some());
+    let own = bound(of.contract, &c.terms, c.x.view(), of.spec.temperature.is_some());
     if own.dim() == more.dim() { own + more } else { more }
 }
 

@@ -120,6 +120,11 @@ impl Slacks<'_> {
         self.chain?.slacks.get(&id)
     }
 
+    /// Whether every tensor was captured.
+    pub fn is_empty(&self) -> bool {
+        self.chain.is_none_or(|c| c.slacks.is_empty())
+    }
+
     /// Whether any element of these inputs may differ.
     pub fn loose(&self, inputs: &[Stage]) -> bool {
         inputs.iter().any(|s| self.get(*s).is_some_and(Slack::loose))
@@ -181,7 +186,7 @@ fn errors(of: &Isolated, id: TensorId, c: &Chunk, dtype: DType) -> (Array2<f32>,
     let own = noise::of(of.contract, &c.terms, c.x.view(), dtype).sigma;
     let (most, inherited) = match grown {
         Some(g) => (g.most, Some(g.usual)),
-        None => (bound(of.contract, &c.terms, &c.x, of.spec.temperature.is_some()), None),
+        None => (bound(of.contract, &c.terms, c.x.view(), of.spec.temperature.is_some()), None),
     };
     // A contract that accumulates exactly has neither bound nor noise.
     let at = |m: &Array2<f64>, i: usize, j: usize| m.get([i, j]).copied().unwrap_or(0.0);

@@ -6,9 +6,9 @@ use super::{Evidence, Piece};
 use crate::judge::sample::Sample;
 use crate::judge::stats::direction::{Cluster, Estimate, Kind, Weighed, cluster, test_direction};
 use crate::judge::stats::noise::{Jump, jumps};
-use crate::judge::stats::score::{Fineness, both_of, scale_of};
+use crate::judge::stats::score::{Cells, Fineness, scale_of};
 use mla_reference::Terms;
-use ndarray::Array2;
+use ndarray::{Array2, ArrayView2};
 use std::collections::BTreeMap;
 
 /// A way in which an output may be off by a factor.
@@ -184,8 +184,8 @@ impl Evidence {
                 continue;
             }
             self.sampled += chosen.len() as u64;
-            let take = |m: &Array2<f64>| chosen.iter().map(|j| m[[i, *j]]).collect::<Vec<f64>>();
-            let (o, x) = (take(piece.engine), take(piece.x));
+            let take = |m: ArrayView2<f64>| chosen.iter().map(|j| m[[i, *j]]).collect::<Vec<f64>>();
+            let (o, x) = (take(piece.engine.view()), take(piece.x));
             let sigma: Vec<f64> = chosen.iter().map(|j| piece.prediction.sigma(i, *j)).collect();
             let ulp = piece.prediction.row_ulps(i, &chosen);
             let inherited: Vec<f64> = chosen.iter().map(|j| piece.prediction.inherited(i, *j)).collect();
@@ -201,9 +201,11 @@ impl Evidence {
                 }
                 _ => Vec::new(),
             };
+            let cells: Vec<Cells> = x.iter().map(|x| Cells::around(self.dtype, *x)).collect();
             for fineness in Fineness::ALL {
                 let s: Vec<f64> = sigma.iter().zip(&ulp).map(|(a, b)| scale_of(*a, *b, fineness)).collect();
-                let (g, info) = both_of(self.dtype, &o, &x, &s);
+                let both = |j: usize| cells[j].both(self.dtype, o[j], x[j], s[j]);
+                let (g, info): (Vec<f64>, Vec<f64>) = (0..x.len()).map(both).unzip();
                 let mut add = |direction, d: &[f64]| {
                     let along = inherited.iter().zip(&info).zip(&s).zip(d);
                     let shift = along.map(|(((m, i), s), d)| (i * m).min(1.0 / s) * d.abs()).sum();

@@ -23,11 +23,11 @@ pub use tests::{Test, row_name};
 use super::predict::Prediction;
 use super::stats::flips::{BLOCK, Flips, MIN_ROWS};
 use super::stats::noise::flip_probability;
-use super::tally::{Tally, within};
+use super::tally::{Tally, differing, within};
 use directions::Pairs;
 use mla_numeric::DType;
 use mla_reference::Terms;
-use ndarray::Array2;
+use ndarray::{Array2, ArrayView2};
 use std::collections::BTreeMap;
 
 /// Standard deviations beyond which an element of a float32 output is odd.
@@ -80,8 +80,8 @@ pub struct Piece<'p, 't, 'h> {
     pub width: usize,
     /// The engine's values.
     pub engine: &'p Array2<f64>,
-    /// The reference before rounding.
-    pub x: &'p Array2<f64>,
+    /// The reference before rounding; rows are contiguous.
+    pub x: ArrayView2<'p, f64>,
     /// What is predicted.
     pub prediction: &'p Prediction<'p, 't, 'h>,
     /// Terms, for directions.
@@ -117,7 +117,7 @@ impl Evidence {
     pub fn count(&mut self, piece: &Piece, rows: &[usize]) {
         let n = piece.x.ncols();
         let at = |i: usize| (piece.at.0 + i, piece.at.1, piece.width);
-        let (engine, x) = (|i: usize| line(piece.engine, i), |i: usize| line(piece.x, i));
+        let (engine, x) = (|i: usize| line(piece.engine.view(), i), |i: usize| line(piece.x, i));
         if piece.prediction.is_copy() {
             rows.iter().for_each(|&i| self.tally.copy(self.dtype, at(i), engine(i), x(i)));
             return;
@@ -134,11 +134,10 @@ impl Evidence {
             let (o, x) = (engine(i), x(i));
             rounded.copy_from_slice(x);
             self.dtype.round_slice(&mut rounded);
-            let differs = |j: &usize| o[*j] != rounded[*j] && !(o[*j].is_nan() && rounded[*j].is_nan());
-            let flipped: Vec<usize> = (0..n).filter(differs).collect();
+            let flipped = differing(o, &rounded, false);
             self.tally.row(self.dtype, at(i), o, x, &rounded, &[], None);
             if counts {
-                piece.prediction.shares(i, &mut shares);
+                piece.prediction.shares(i, x, &mut shares);
                 self.odd(piece, i, (o, x), &flipped, &mut shares, &mut sums);
             }
             if !flipped.is_empty() || sampled(piece.at.0 + i, rows.first() == Some(&i)) {
@@ -154,7 +153,7 @@ impl Evidence {
         let mut runs = RUNS;
         for (k, (i, flipped)) in flips.iter().enumerate() {
             let (o, x) = (engine(*i), x(*i));
-            let (proven, likely) = (line(&bounds.proven, k), line(&bounds.likely, k));
+            let (proven, likely) = (line(bounds.proven.view(), k), line(bounds.likely.view(), k));
             let rms = (x.iter().map(|v| v * v).sum::<f64>() / n.max(1) as f64).sqrt();
             // Long sums: where the bound by norms says little, the running one is worth its price.
             let dull = |b: f64| b > self.dtype.spacing(rms) / 2.0;
@@ -295,9 +294,9 @@ impl Evidence {
 }
 
 /// A row of a matrix whose rows are contiguous.
-fn line(m: &Array2<f64>, i: usize) -> &[f64] {
+fn line(m: ArrayView2<'_, f64>, i: usize) -> &[f64] {
     let n = m.ncols();
-    m.as_slice().and_then(|all| all.get(i * n..(i + 1) * n)).unwrap_or(&[])
+    m.to_slice().and_then(|all| all.get(i * n..(i + 1) * n)).unwrap_or(&[])
 }
 
 /// Whether bounds of a row are computed though it has no flip: the first of a piece, and one in eight.

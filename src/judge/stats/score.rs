@@ -103,35 +103,57 @@ pub fn score(dtype: DType, o: f64, x: f64, s: f64) -> f64 {
 
 /// Information of one element about a shift of `x`; 0 where x is not finite.
 pub fn information(dtype: DType, x: f64, s: f64) -> f64 {
-    let nearest = dtype.round(x);
-    both(dtype, nearest, x, s).1
-}
-
-/// Score and information of one element: the cell of the output is nearly always that of the rounded reference, whose
-/// edges then serve both.
-pub fn both(dtype: DType, o: f64, x: f64, s: f64) -> (f64, f64) {
     if !x.is_finite() {
-        return (0.0, 0.0);
+        return 0.0;
     }
-    let nearest = dtype.round(x);
-    let (below, above) = (dtype.below(nearest), dtype.above(nearest));
-    let (lo, hi) = dtype.cell(nearest);
-    let edge = |at: f64| Edge::new((at - x) / s);
-    let edges = [edge(dtype.cell(below).0), edge(lo), edge(hi), edge(dtype.cell(above).1)];
-    let (mut sum, mut total) = (0.0, 0.0);
-    for pair in edges.windows(2) {
-        let (probability, g) = (Edge::between(pair[0], pair[1]), Edge::centred(pair[0], pair[1]) / s);
-        sum += probability * g * g;
-        total += probability;
-    }
-    let info = if total > 0.98 { sum } else { sum.max(1.0 / (3.0 * s * s)) };
-    let g = if o == nearest { Edge::centred(edges[1], edges[2]) / s } else { score(dtype, o, x, s) };
-    (g, info)
+    let cells = Cells::around(dtype, x);
+    cells.both(dtype, cells.nearest, x, s).1
 }
 
-/// Scores and informations of a row.
-pub fn both_of(dtype: DType, o: &[f64], x: &[f64], s: &[f64]) -> (Vec<f64>, Vec<f64>) {
-    o.iter().zip(x).zip(s).map(|((o, x), s)| both(dtype, *o, *x, *s)).unzip()
+/// Where the likely cells around a reference value end: those of the rounded reference and of its two neighbours.
+#[derive(Clone, Copy, Debug)]
+pub struct Cells {
+    nearest: f64,
+    /// Ascending.
+    edges: [f64; 4],
+}
+
+impl Cells {
+    /// Around a finite `x`.
+    pub fn around(dtype: DType, x: f64) -> Cells {
+        let nearest = dtype.round(x);
+        let a = nearest.abs();
+        let usual = a > 4.0 * dtype.spacing(0.0) && a < dtype.largest() / 4.0 && dtype != DType::F64;
+        if !usual {
+            let (below, above) = (dtype.below(nearest), dtype.above(nearest));
+            let (lo, hi) = dtype.cell(nearest);
+            return Cells { nearest, edges: [dtype.cell(below).0, lo, hi, dtype.cell(above).1] };
+        }
+        // Two values to either side; toward zero a power of two has the spacing of the binade below it.
+        let (up, down) = (|c: f64| c + dtype.spacing(c), |c: f64| c - dtype.spacing(c.next_down()));
+        let (below, above) = (down(a), up(a));
+        let middle = |a: f64, b: f64| (a + b) / 2.0;
+        let of = [middle(down(below), below), middle(below, a), middle(a, above), middle(above, up(above))];
+        let edges = if nearest > 0.0 { of } else { [-of[3], -of[2], -of[1], -of[0]] };
+        Cells { nearest, edges }
+    }
+
+    /// Score and information with noise of scale `s`: the cell of the output is nearly always that of the rounded
+    /// reference, whose edges then serve both.
+    pub fn both(&self, dtype: DType, o: f64, x: f64, s: f64) -> (f64, f64) {
+        let per = 1.0 / s;
+        let edges = self.edges.map(|at| Edge::new((at - x) * per));
+        let (mut sum, mut total) = (0.0, 0.0);
+        for pair in edges.windows(2) {
+            let (probability, g) = (Edge::between(pair[0], pair[1]), Edge::centred(pair[0], pair[1]) * per);
+            sum += probability * g * g;
+            total += probability;
+        }
+        let info = if total > 0.98 { sum } else { sum.max(per * per / 3.0) };
+        let g =
+            if o == self.nearest { Edge::centred(edges[1], edges[2]) * per } else { score(dtype, o, x, s) };
+        (g, info)
+    }
 }
 
 /// Scores of a row.
@@ -200,6 +222,27 @@ mod tests {
         assert_relative_eq!(information(d, x, s), sum, max_relative = 1e-3);
         // Noise far wider than a cell: a continuous logistic variable.
         assert_relative_eq!(information(d, x, 1.0), 1.0 / 3.0, max_relative = 1e-12);
+    }
+
+    /// The short way to the edges and the general one.
+    #[test]
+    fn cells_end_where_those_of_the_format_do() {
+        for d in KINDS {
+            let tiny = d.spacing(0.0);
+            let normal = f64::powi(2.0, d.min_exponent());
+            let around = [1.0, 1.5, 3.0, 0.3, d.largest(), d.largest() / 8.0, normal, 6.0 * tiny, 0.0];
+            for c in around.into_iter().flat_map(|c| [c, d.above(d.round(c)), d.below(d.round(c))]) {
+                for x in [c, -c, c * 1.000_1, -c * 0.999_9] {
+                    let n = d.round(x);
+                    if !n.is_finite() {
+                        continue;
+                    }
+                    let (lo, hi) = d.cell(n);
+                    let want = [d.cell(d.below(n)).0, lo, hi, d.cell(d.above(n)).1];
+                    assert_eq!(Cells::around(d, x).edges, want, "{d} {x:e}");
+                }
+            }
+        }
     }
 
     #[test]
