@@ -28,6 +28,16 @@ fn forty_clean_runs_are_clean() {
     assert!(all.name == "all" && all.tests > 40 * 100, "{}", all.tests);
 }
 
+/// Runs in which a correct engine was accused once: scores of few terms on a truncating accumulator (of tiny norm weights),
+/// and roundings of a float32 norm that looked like another eps.
+#[test]
+fn runs_that_were_accused_once() {
+    for run in [348, 426] {
+        let report = runs(run, 1, &|o| check::engine(o));
+        assert!(report.ok, "{run}: {:#?}", report.alarms);
+    }
+}
+
 /// Rounds once where it declares to round the normalised value first: a quarter of the norms' elements differ.
 struct Liar(Box<dyn Engine>);
 

@@ -99,12 +99,22 @@ fn judged(
     hand: &dyn Fn(Weight) -> Hand,
     change: &dyn Fn(TensorId, &Tensor) -> Vec<Tensor>,
 ) -> Result<Vec<Unit>, EngineError> {
-    let (spec, case, engine) = (spec(G, Pairing::Adjacent), small_case(), engine());
+    judged_in(&small_case(), change_weights, hand, change)
+}
+
+/// The same in another case.
+fn judged_in(
+    case: &Case,
+    change_weights: impl FnOnce(&mut Memory),
+    hand: &dyn Fn(Weight) -> Hand,
+    change: &dyn Fn(TensorId, &Tensor) -> Vec<Tensor>,
+) -> Result<Vec<Unit>, EngineError> {
+    let (spec, engine) = (spec(G, Pairing::Adjacent), engine());
     with_weights(spec.clone(), change_weights, |engines| {
         with_layer(spec, |layer| {
             let mut session =
-                Session::new(layer, &case, &Form::ALL, engine.contract(), None, Box::new(|_| ()));
-            engine.run(engines, &case, &Form::ALL, &mut Between { session: &mut session, hand, change })?;
+                Session::new(layer, case, &Form::ALL, engine.contract(), None, Box::new(|_| ()));
+            engine.run(engines, case, &Form::ALL, &mut Between { session: &mut session, hand, change })?;
             Ok(session.finish().0)
         })
     })
@@ -177,6 +187,24 @@ fn an_honest_engine_is_clean_in_every_element() {
         assert!(copies.iter().all(|u| u.verdict == Verdict::Exact), "{stage}");
     }
     assert_eq!(overall(&units), Verdict::Rounding);
+}
+
+/// A request that stands there three times says what it says once, in directions and in flips: rows that are equal bit for
+/// bit err alike.
+#[test]
+fn rows_that_repeat_another_count_once() {
+    let sampled = |requests: &[(usize, usize)]| {
+        // Two splits, as the engine has.
+        let units = judged_in(&case(requests, 2, 1, DTYPE), |_| (), &whole, &as_is).unwrap();
+        let of = |stage| {
+            let u = units.iter().find(|u| u.which == Which::Tensor(TensorId::shared(stage))).unwrap();
+            u.power.as_ref().unwrap().sampled
+        };
+        [Stage::AttnIn, Stage::QA, Stage::KvCNormed].map(of)
+    };
+    let once = sampled(&[(0, 7)]);
+    assert_eq!(once, sampled(&[(0, 7), (0, 7), (0, 7)]));
+    assert_eq!(once.map(|n| 2 * n), sampled(&[(0, 7), (1, 7)]));
 }
 
 #[test]

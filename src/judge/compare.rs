@@ -12,10 +12,12 @@ use super::sample::Sample;
 use crate::case::Case;
 use crate::trace::{Tensor, TensorId};
 use mla_reference::evaluate::Visit;
-use mla_reference::{Axis as Name, Chunk, Contract, Evaluator, Phase, RowName, Source, Spec, Terms, Weights};
+use mla_reference::{
+    Axis as Name, Chunk, Contract, Evaluator, Phase, RowName, Source, Spec, Stage, Terms, Weights,
+};
 use ndarray::s;
 use rayon::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -53,10 +55,39 @@ impl Isolated<'_> {
         self.case.plan.names(id.stage).iter().map(phase).collect()
     }
 
+    /// Rows of a tensor that are, bit for bit, an earlier row of their phase: of equal tokens, of keys that stand twice in a
+    /// context. An honest engine errs in them as it did in the first, so as evidence they count once.
+    fn copies(&self, id: TensorId, tensor: &Tensor, phases: &[Phase]) -> Vec<bool> {
+        let g = &self.spec.geometry;
+        // Keys: the rotated part knows its position, and is copied.
+        let parts: Vec<Range<usize>> = match id.stage {
+            Stage::K => (0..g.heads).map(|h| h * g.key()..h * g.key() + g.nope).collect(),
+            _ => std::iter::once(0..tensor.cols).collect(),
+        };
+        let bytes = |row: usize, part: &Range<usize>| {
+            let n = tensor.dtype.bytes();
+            let at = |col: usize| (row * tensor.cols + col) * n;
+            tensor.bytes.get(at(part.start)..at(part.end)).unwrap_or_default()
+        };
+        let same = |a: usize, b: usize| parts.iter().all(|p| bytes(a, p) == bytes(b, p));
+        let mut seen: HashMap<(Phase, &[u8]), Vec<usize>> = HashMap::new();
+        let mut copy = |row: usize| {
+            let first = parts.first().map(|p| bytes(row, p)).unwrap_or_default();
+            let like = seen.entry((phases[row], &first[..first.len().min(32)])).or_default();
+            let found = like.iter().any(|other| same(row, *other));
+            if !found {
+                like.push(row);
+            }
+            found
+        };
+        (0..phases.len()).map(&mut copy).collect()
+    }
+
     /// Counts everything of a tensor, phase by phase.
     pub fn compare(&self, id: TensorId, tensor: &Tensor, watch: Option<Watch>) -> BTreeMap<Phase, Evidence> {
         let phases = self.phases(id);
         let columns = columns(tensor);
+        let copies = self.copies(id, tensor, &phases);
         let mut samples = BTreeMap::new();
         for phase in &phases {
             samples.entry(*phase).or_insert(0usize);
@@ -75,7 +106,8 @@ impl Isolated<'_> {
                 mine.entry(phases[piece.at.0 + i]).or_insert_with(new).1.push(i);
             }
             for (phase, (evidence, rows)) in &mut mine {
-                evidence.count(piece, rows);
+                evidence.count(piece, rows, &copies);
+                rows.retain(|i| !copies[piece.at.0 + i]);
                 evidence.directions(piece, rows, &samples[phase], rope, tile);
             }
             if let Some(watch) = watch {

@@ -6,13 +6,13 @@ So everything here is computed as far as it is asked for: bounds of the rows tha
 the median), noise of products element by element from two norms, without arrays.
 */
 
-use super::bound::{bound, statistical};
+use super::bound::{bound, closer, running, statistical};
 use super::chain::Grown;
 use super::evidence::WIDE;
 use super::stats::noise::{self, Noise};
-use mla_numeric::{DType, U};
+use mla_numeric::DType;
 use mla_reference::attention::Head;
-use mla_reference::{Accumulate, Contract, RowSum, Terms};
+use mla_reference::{Contract, RowSum, Terms};
 use ndarray::{Array2, ArrayView2, Axis, s};
 use std::sync::OnceLock;
 
@@ -26,6 +26,9 @@ pub struct Bounds {
     /// The same with the probability that the statistical form leaves; never above the proven one.
     pub likely: Array2<f64>,
 }
+
+/// Makes something of each row of terms and their values.
+type Make<'f, const N: usize> = &'f dyn Fn(&Terms, ArrayView2<f64>) -> [Array2<f64>; N];
 
 /// Noise of a product: σ = k‖a‖‖w‖.
 struct Line<'p> {
@@ -109,75 +112,57 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
             let most = g.most.select(Axis(0), rows);
             return Bounds { likely: most.clone(), proven: most };
         }
-        let all = |terms: &Terms, x: ArrayView2<f64>| Bounds {
-            proven: bound(self.contract, terms, x, self.temperature),
-            likely: statistical(self.contract, terms, x, self.temperature),
-        };
+        let [proven, likely] = self.each(rows, &|terms, x| {
+            [bound, statistical].map(|of| of(self.contract, terms, x, self.temperature))
+        });
+        Bounds { proven, likely }
+    }
+
+    /// A closer look at the statistical bound of a row of attention or lse; None where there is none.
+    pub fn closer(&self, row: usize) -> Option<Vec<f64>> {
+        let has = matches!(self.terms, Terms::Attention { .. } | Terms::Split { .. }) && self.grown.is_none();
+        has.then(|| {
+            let of = |terms: &Terms, x: ArrayView2<f64>| [closer(self.contract, terms, x, self.temperature)];
+            let [b] = self.each(&[row], &of);
+            b.row(0).to_vec()
+        })
+    }
+
+    /// What `of` makes of these rows of the block.
+    fn each<const N: usize>(&self, rows: &[usize], of: Make<N>) -> [Array2<f64>; N] {
         if rows.len() == self.x.nrows() {
-            return all(self.terms, self.x);
+            return of(self.terms, self.x);
         }
         let x = self.x.select(Axis(0), rows);
         let x = x.view();
-        match self.terms {
-            Terms::Attention { attended, head, lse } => {
-                let (attended, q) = (attended.select(rows), head.q.select(Axis(0), rows));
-                let visible: Vec<usize> = rows.iter().map(|i| head.visible[*i]).collect();
-                let head = Head { q: q.view(), visible: &visible, ..**head };
-                all(&Terms::Attention { attended: &attended, head: &head, lse: *lse }, x)
-            }
-            _ => {
-                let mut out = Bounds { proven: Array2::zeros(x.dim()), likely: Array2::zeros(x.dim()) };
-                let mut whole: Option<Bounds> = None;
-                for (k, &i) in rows.iter().enumerate() {
-                    let one = match self.terms.rows(i..i + 1) {
-                        Some(terms) => all(&terms, x.slice(s![k..k + 1, ..])),
-                        None => {
-                            let whole = whole.get_or_insert_with(|| all(self.terms, self.x));
-                            let row = |m: &Array2<f64>| m.slice(s![i..i + 1, ..]).to_owned();
-                            Bounds { proven: row(&whole.proven), likely: row(&whole.likely) }
-                        }
-                    };
-                    out.proven.row_mut(k).assign(&one.proven.row(0));
-                    out.likely.row_mut(k).assign(&one.likely.row(0));
-                }
-                out
+        if let Terms::Attention { attended, head, lse } = self.terms {
+            let (attended, q) = (attended.select(rows), head.q.select(Axis(0), rows));
+            let visible: Vec<usize> = rows.iter().map(|i| head.visible[*i]).collect();
+            let head = Head { q: q.view(), visible: &visible, ..**head };
+            return of(&Terms::Attention { attended: &attended, head: &head, lse: *lse }, x);
+        }
+        let mut out = [(); N].map(|()| Array2::zeros(x.dim()));
+        let mut whole: Option<[Array2<f64>; N]> = None;
+        for (k, &i) in rows.iter().enumerate() {
+            let (one, from) = match self.terms.rows(i..i + 1) {
+                Some(terms) => (&of(&terms, x.slice(s![k..k + 1, ..])), 0),
+                None => (&*whole.get_or_insert_with(|| of(self.terms, self.x)), i),
+            };
+            for (out, one) in out.iter_mut().zip(one) {
+                out.row_mut(k).assign(&one.row(from));
             }
         }
+        out
     }
 
-    /// The running bound of one element of a product: with S_j the exact partial sums in the order of k, every rounding
-    /// errs by `unit` of |S_j| (and a tensor core by what it cuts off the terms of a block). Only for accumulators whose
-    /// declaration states that order; None for others, and for other stages.
+    /// The running bound of one element of a product ([`running::proven`]); None where the accumulator declares no order,
+    /// and for other stages.
     pub fn running(&self, i: usize, j: usize) -> Option<f64> {
         // Of inputs that were not captured it knows nothing.
         let (Terms::Product { a, w, .. }, None) = (self.terms, &self.grown) else { return None };
-        let (block, chain, unit, cut) = match self.contract.accumulate {
-            Accumulate::Rn { block, chain } => (block, chain, U, 0.0),
-            Accumulate::Mma { k, bits } => (k, 0, 2.0 * U, (k as f64 + 1.0) * f64::powi(2.0, -(bits as i32))),
-            _ => return None,
-        };
         let mut row = vec![0.0; w.cols()];
         w.decode(j, 0, &mut row);
-        let chain = if chain == 0 { row.len().max(1) } else { chain };
-        let (mut total, mut error, mut size) = (0.0f64, 0.0f64, 0.0f64);
-        for (c, part) in row.chunks(chain).enumerate() {
-            let mut sum = 0.0f64;
-            for (b, terms) in part.chunks(block.max(1)).enumerate() {
-                let mut largest = 0.0f64;
-                for (k, w) in terms.iter().enumerate() {
-                    let t = a[[i, c * chain + b * block + k]] * w;
-                    largest = largest.max(t.abs());
-                    size += t.abs();
-                    sum += t;
-                }
-                error += unit * sum.abs() + cut * largest.max(sum.abs());
-            }
-            total += sum;
-            error += if chain < row.len() { unit * total.abs() } else { 0.0 };
-        }
-        // Errors of errors, the float64 sum's own, and what underflow adds.
-        let n = self.contract.accumulate.roundings(row.len()) as f64;
-        Some(error * (1.0 + 2.0 * n * U) + (row.len() + 1) as f64 * f64::EPSILON * size + n * TINY)
+        running::proven(self.contract.accumulate, &a.row(i).to_vec(), &row)
     }
 
     fn noise(&self) -> &Noise {
@@ -231,13 +216,12 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mla_reference::Accumulate;
     use mla_reference::attention::strided;
 
-    /// A float32 sum of 2,048 products in blocks of 16, in plain loops: its error never passes the running bound, uses a
-    /// good part of it, and the running bound is a small part of the proven one.
+    /// Of a product of 2,048 terms the running bound is a small part of the proven one; it is there for declared orders alone.
     #[test]
-    fn the_running_bound_holds_and_is_narrow() {
-        // Cubes of sines: sizes that differ by orders of magnitude, so that sums do round.
+    fn the_running_bound_is_narrow() {
         let value = |i: usize, j: usize| ((i * 7919 + j * 104_729) as f64).sin().powi(3);
         let a = Array2::from_shape_fn((3, 2048), |(i, k)| DType::Bf16.round(value(i, k)));
         let w = Array2::from_shape_fn((4, 2048), |(j, k)| DType::Bf16.round(value(j + 11, 3 * k)));
@@ -257,22 +241,14 @@ mod tests {
         let contract = with(Accumulate::Rn { block: 16, chain: 0 });
         let p = Prediction::new(&contract, &terms, x.view(), DType::Bf16, false);
         let proven = p.bounds(&[0, 1, 2]).proven;
-        let mut most = 0.0f64;
-        for ((i, j), x) in x.indexed_iter() {
-            let mut sum = 0.0;
-            for k in (0..2048).step_by(16) {
-                sum = DType::F32.round(sum + (k..k + 16).map(|k| a[[i, k]] * w[[j, k]]).sum::<f64>());
-            }
+        for ((i, j), proven) in proven.indexed_iter() {
             let running = p.running(i, j).unwrap();
-            assert!((sum - x).abs() <= running, "{i} {j}");
-            assert!(running < 0.3 * proven[[i, j]], "{running} {}", proven[[i, j]]);
-            most = most.max((sum - x).abs() / running);
+            assert!(running < 0.3 * proven, "{running} {proven}");
         }
-        assert!(most > 0.02, "{most}");
-        // No order is declared: no running bound.
         for unknown in [Accumulate::Rz { block: 16 }, Accumulate::Unknown] {
             let contract = with(unknown);
-            assert_eq!(Prediction::new(&contract, &terms, x.view(), DType::Bf16, false).running(0, 0), None);
+            let p = Prediction::new(&contract, &terms, x.view(), DType::Bf16, false);
+            assert_eq!(p.running(0, 0), None);
         }
     }
 }

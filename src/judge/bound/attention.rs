@@ -29,7 +29,7 @@ those of the proven bound from a weight of 2⁻¹³ on: a long context has many 
 - **Underflow**: see the parent module.
 */
 
-use super::{EXP2, FLUSH, TINY};
+use super::{EXP2, FLUSH, TINY, running};
 use mla_numeric::{DType, U};
 use mla_reference::attention::{Attended, Group, Head, Merged, part, strided, weigh};
 use mla_reference::elementwise::step;
@@ -58,6 +58,8 @@ pub enum Basis {
     /// steadily, up to n·u|s|, is covered by 6u·max|s| besides, as long as n ≤ 6 + 12√n‖q‖‖k‖/(√D|q·k|).
     /// A rounding of an accumulator counts 2u where it truncates (tensor cores measured: 0.66 of that at most).
     Statistical,
+    /// As the statistical one, with Δs from the terms of each score ([`super::running::likely`]).
+    Closer,
 }
 
 /// Bounds of values and lse.
@@ -106,7 +108,7 @@ impl Sizes {
         let (unit, score) = match (basis, acc) {
             (_, Accumulate::Exact) => (0.0, acc.gamma(width)),
             (Basis::Proven, _) => (acc.unit(), acc.gamma(width)),
-            (Basis::Statistical, _) => {
+            (Basis::Statistical | Basis::Closer, _) => {
                 let (unit, units) = if acc.drifts() { (2.0, 12.0) } else { (1.0, 0.6 * LAMBDA) };
                 let (n, width) = (acc.steps(width) as f64, width.max(1) as f64);
                 (unit * U, units * U * (n / width).sqrt())
@@ -190,10 +192,22 @@ struct Row {
     most: f64,
 }
 
-fn row(contract: &Contract, a: &Attended, head: &Head, i: usize, sizes: &Sizes, norms: &[f64]) -> Row {
+fn row(
+    basis: Basis,
+    contract: &Contract,
+    a: &Attended,
+    head: &Head,
+    i: usize,
+    sizes: &Sizes,
+    norms: &[f64],
+) -> Row {
     let n = a.range.len();
     let factor = contract.score_factor(head.scale);
-    let q = head.q.row(i).iter().map(|v| v * v).sum::<f64>().sqrt();
+    let query = head.q.row(i).to_vec();
+    let q = query.iter().map(|v| v * v).sum::<f64>().sqrt();
+    let keys = part(&head.k, a.range.clone());
+    let key =
+        |t: usize| keys.data.get(t * keys.stride..).and_then(|k| k.get(..keys.cols)).unwrap_or_default();
     let (scores, ps, ws) = (a.s.row(i), a.p.row(i), a.w.row(i));
     let (mut worst, mut largest, mut rescaled) = (0.0f64, 0.0f64, 0usize);
     let mut e = vec![0.0; n];
@@ -203,7 +217,11 @@ fn row(contract: &Contract, a: &Attended, head: &Head, i: usize, sizes: &Sizes, 
             continue;
         }
         let raw = a.raw.as_ref().map(|r| r[[i, t]]);
-        *e = score_error(contract, factor, sizes.score * q * norm, raw);
+        let by = match basis {
+            Basis::Closer => running::likely(contract.accumulate, &query, key(t)),
+            _ => sizes.score * q * norm,
+        };
+        *e = score_error(contract, factor, by, raw);
         worst = worst.max(*e);
         largest = largest.max(s.abs());
         rescaled += usize::from(before.is_some_and(|b| b != *w));
@@ -238,7 +256,7 @@ pub fn range(basis: Basis, contract: &Contract, a: &Attended, head: &Head, of_va
     let all: Vec<Row> = (0..rows)
         .map(|i| match a.l[i] {
             0.0 => Row { e: Vec::new(), mean: 0.0, most: 0.0 },
-            _ => row(contract, a, head, i, &sizes, norms),
+            _ => row(basis, contract, a, head, i, &sizes, norms),
         })
         .collect();
     for (g, Group { columns, p, w }) in a.groups().into_iter().enumerate() {

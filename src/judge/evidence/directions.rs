@@ -4,7 +4,7 @@ Directions: sums of scores of the sampled pairs, and the estimates that are made
 
 use super::{Evidence, Piece};
 use crate::judge::sample::Sample;
-use crate::judge::stats::direction::{Cluster, Estimate, Kind, Weighed, cluster, test_direction};
+use crate::judge::stats::direction::{Cluster, Estimate, Kind, Weighed, cluster, floor, test_direction};
 use crate::judge::stats::noise::{Jump, jumps};
 use crate::judge::stats::score::{Cells, Fineness, scale_of};
 use mla_reference::Terms;
@@ -88,6 +88,8 @@ pub struct Pair {
     jumps: Jumps,
     /// Σ of the score's standard deviations by inputs that were not captured, as if all moved together.
     inherited: f64,
+    /// Σ of the score's change, information · |d·x|, where all of the output is off by its own size.
+    whole: f64,
 }
 
 /// By row, head and first column.
@@ -209,8 +211,13 @@ impl Evidence {
                 let mut add = |direction, d: &[f64]| {
                     let along = inherited.iter().zip(&info).zip(&s).zip(d);
                     let shift = along.map(|(((m, i), s), d)| (i * m).min(1.0 / s) * d.abs()).sum();
-                    let mut pair =
-                        Pair { cluster: cluster(&g, &info, d), jumps: Jumps::default(), inherited: shift };
+                    let whole = info.iter().zip(&x).zip(d).map(|((i, x), d)| i * (x * d).abs()).sum();
+                    let mut pair = Pair {
+                        cluster: cluster(&g, &info, d),
+                        jumps: Jumps::default(),
+                        inherited: shift,
+                        whole,
+                    };
                     for jump in &jumps {
                         // A score is bounded by 1/s, however far the output moves.
                         let along = jump.moves.iter().zip(&info).zip(&s).zip(d);
@@ -248,6 +255,7 @@ impl Evidence {
                 pair.cluster.information += p.cluster.information;
                 pair.jumps.add(p.jumps);
                 pair.inherited += p.inherited;
+                pair.whole += p.whole;
             }
             let pairs_in_all = pairs.len();
             let mut measure = |head: Option<usize>, of: Vec<&Pair>| {
@@ -262,7 +270,13 @@ impl Evidence {
                 }
                 let mut jumps = Jumps::default();
                 of.iter().for_each(|p| jumps.add(p.jumps));
-                let reach = jumps.reach() + INHERITED * of.iter().map(|p| p.inherited).sum::<f64>();
+                let mut reach = jumps.reach() + INHERITED * of.iter().map(|p| p.inherited).sum::<f64>();
+                // A floor is a share of the output. eps moves a norm's output by far less than by its own share, so that
+                // what roundings do to the output looks like a large change of eps.
+                if *direction == Direction::Eps {
+                    let share = floor(Kind::Local, self.steps, *fineness);
+                    reach += share * of.iter().map(|p| p.whole).sum::<f64>();
+                }
                 let jump = reach * inverse;
                 all.push(Measured { direction: *direction, head, fineness: *fineness, estimate, jump });
             };

@@ -113,8 +113,9 @@ impl Evidence {
         dtype.precision() > 20
     }
 
-    /// Counts these rows of a piece, bit for bit.
-    pub fn count(&mut self, piece: &Piece, rows: &[usize]) {
+    /// Counts these rows of a piece, bit for bit. `copies`: rows of the stage that repeat another one, whose flips say nothing
+    /// that those of the other did not.
+    pub fn count(&mut self, piece: &Piece, rows: &[usize], copies: &[bool]) {
         let n = piece.x.ncols();
         let at = |i: usize| (piece.at.0 + i, piece.at.1, piece.width);
         let (engine, x) = (|i: usize| line(piece.engine.view(), i), |i: usize| line(piece.x, i));
@@ -136,7 +137,7 @@ impl Evidence {
             self.dtype.round_slice(&mut rounded);
             let flipped = differing(o, &rounded, false);
             self.tally.row(self.dtype, at(i), o, x, &rounded, &[], None);
-            if counts {
+            if counts && !copies[piece.at.0 + i] {
                 piece.prediction.shares(i, x, &mut shares);
                 self.odd(piece, i, (o, x), &flipped, &mut shares, &mut sums);
             }
@@ -150,13 +151,14 @@ impl Evidence {
         }
         let which: Vec<usize> = flips.iter().map(|(i, _)| *i).collect();
         let bounds = piece.prediction.bounds(&which);
-        let mut runs = RUNS;
+        let (mut runs, mut confirmed) = (RUNS, false);
         for (k, (i, flipped)) in flips.iter().enumerate() {
             let (o, x) = (engine(*i), x(*i));
             let (proven, likely) = (line(bounds.proven.view(), k), line(bounds.likely.view(), k));
             let rms = (x.iter().map(|v| v * v).sum::<f64>() / n.max(1) as f64).sqrt();
             // Long sums: where the bound by norms says little, the running one is worth its price.
             let dull = |b: f64| b > self.dtype.spacing(rms) / 2.0;
+            let mut closer: Option<Option<Vec<f64>>> = None;
             for &j in flipped {
                 self.tally.flip(self.dtype, (at(*i).0, piece.at.1 + j), o[j], x[j], Some(proven[j]));
                 let mut b = likely[j].min(proven[j]);
@@ -164,7 +166,16 @@ impl Evidence {
                     runs -= 1;
                     b = piece.prediction.running(*i, j).map_or(b, |r| r.min(b));
                 }
-                self.unlikely += u64::from(!within(self.dtype, o[j], x[j], b));
+                // One that a closer look confirms is enough to spare the others of the piece the price of it.
+                let fits = |b: f64| within(self.dtype, o[j], x[j], b);
+                let honest = fits(b)
+                    || !confirmed
+                        && closer
+                            .get_or_insert_with(|| piece.prediction.closer(*i))
+                            .as_ref()
+                            .is_some_and(|b| fits(b[j].min(proven[j])));
+                confirmed |= !honest;
+                self.unlikely += u64::from(!honest);
             }
             if sampled(piece.at.0 + i, rows.first() == Some(i)) {
                 let narrow: Vec<f64> = proven.iter().zip(likely).map(|(a, b)| a.min(*b)).collect();
