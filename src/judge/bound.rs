@@ -374,10 +374,8 @@ mod tests {
         let off = a.x[[0, 0]].abs();
         // float64 sums err by up to 560 half ulps of 64, 4e-12, in a difference of 2.4e-4.
         assert_relative_eq!(off, (560.0 * lost / 2.0).tanh(), max_relative = 2e-8);
-        let b = |of: &dyn Fn(&Contract, &Terms, ArrayView2<f64>, bool) -> Array2<f64>| {
-            of(&c, &terms, a.x.view(), false)[[0, 0]]
-        };
-        let [narrow, look, proven] = [b(&statistical), b(&closer), b(&bound)];
+        let [narrow, look, proven] =
+            [statistical, closer, bound].map(|of| of(&c, &terms, a.x.view(), false)[[0, 0]]);
         assert!(narrow < off && off < look && look <= proven, "{narrow} {off} {look} {proven}");
     }
 }

@@ -97,6 +97,7 @@ impl Isolated<'_> {
             .into_iter()
             .map(|(phase, pairs)| (phase, Sample::new(self.seed, id, pairs, columns.width)))
             .collect();
+        let names = self.case.plan.names(id.stage);
         let counted = Mutex::new(BTreeMap::<Phase, Evidence>::new());
         let (rope, tile) = (self.spec.geometry.rope, self.contract.softmax.tile.max(1));
         let count = |piece: &Piece| {
@@ -109,6 +110,7 @@ impl Isolated<'_> {
                 evidence.count(piece, rows, &copies);
                 rows.retain(|i| !copies[piece.at.0 + i]);
                 evidence.directions(piece, rows, &samples[phase], rope, tile);
+                evidence.lost_keys(piece, rows, &samples[phase], &|row| names.get(row)?.sequence);
             }
             if let Some(watch) = watch {
                 watch(piece);

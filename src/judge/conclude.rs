@@ -8,7 +8,7 @@ scale (attention, lse) that would have been found in 95 % of cases are held agai
 `rounding`; otherwise `inconclusive`, with what would mend it. Other sizes are printed and never decide.
 */
 
-use super::evidence::{Direction, Evidence, Measured};
+use super::evidence::{Direction, Evidence, LostKeys, Measured};
 use super::stats::direction::{Kind, floor};
 use super::stats::holm::holm;
 use super::stats::power::{mde, mean_in_ulps, rows_needed, slice_mde};
@@ -67,6 +67,9 @@ pub struct Power {
     /// Change of one element, in units of its row's rms, that every bound would see.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub element: Option<f64>,
+    /// Share of the keys of all contexts of which the loss of any one would have been seen, in 16-bit outputs of attention.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost_key: Option<f64>,
     /// Elements that directions looked at.
     pub sampled: u64,
 }
@@ -82,6 +85,7 @@ pub struct Basis {
     row: Option<(u64, f64)>,
     head: Option<(u64, f64)>,
     element: f64,
+    keys: LostKeys,
     sampled: u64,
     rows: usize,
 }
@@ -98,6 +102,7 @@ impl Basis {
             row: e.row_slice().map(|f| (f.elements, f.limit())),
             head: e.head_slice().map(|f| (f.elements, f.limit())),
             element: e.element,
+            keys: e.keys_at_stake(),
             sampled: e.sampled,
             rows,
         }
@@ -139,6 +144,7 @@ impl Basis {
             head_gain: head,
             row: slice(self.row),
             element: (self.element > 0.0).then_some(self.element),
+            lost_key: self.keys.seen(log_alpha),
             sampled: self.sampled,
         }
     }

@@ -15,9 +15,11 @@ Two criteria count *odd* elements, by what the output's format lets one see:
 */
 
 mod directions;
+mod keys;
 mod tests;
 
 pub use directions::{Direction, Measured};
+pub use keys::LostKeys;
 pub use tests::{Test, row_name};
 
 use super::predict::Prediction;
@@ -64,6 +66,9 @@ pub struct Evidence {
     heads: Vec<Flips>,
     blocks: Vec<Flips>,
     clusters: BTreeMap<(Direction, super::stats::score::Fineness), Pairs>,
+    keys: keys::Keys,
+    /// Pairs that say something of keys.
+    pairs_of_keys: u64,
     /// Accumulator roundings of the stage, for floors.
     pub steps: f64,
     /// Elements that directions looked at.
@@ -102,6 +107,8 @@ impl Evidence {
             heads: vec![Flips::default(); columns.heads],
             blocks: vec![Flips::default(); columns.width.div_ceil(BLOCK)],
             clusters: BTreeMap::new(),
+            keys: BTreeMap::new(),
+            pairs_of_keys: 0,
             steps: 0.0,
             sampled: 0,
             element: 0.0,
@@ -248,6 +255,11 @@ impl Evidence {
         for (key, clusters) in other.clusters {
             self.clusters.entry(key).or_default().extend(clusters);
         }
+        for (key, (sum, n)) in other.keys {
+            let mine = self.keys.entry(key).or_default();
+            *mine = (mine.0 + sum, mine.1 + n);
+        }
+        self.pairs_of_keys += other.pairs_of_keys;
         self.steps = self.steps.max(other.steps);
         self.sampled += other.sampled;
         self.element = self.element.max(other.element);
