@@ -3,7 +3,7 @@ Where: the smallest boxes outside of which a tensor is clean, and the keys that 
 
 A box is a set of rows, of heads and of columns. From the whole tensor each axis keeps the indices whose count of bad
 elements inside the box is in excess (Chernoff at α/number of indices), again and again until nothing shrinks; if the
-outside is not clean then, the box is taken out and the search goes on, [`MAX_BOXES`] times at most. Columns are
+outside is not clean then, the box is taken out and the search goes on, `MAX_BOXES` times at most. Columns are
 counted by block of 16 and parity, since a rotation in the wrong pairing shows in one of the two.
 
 A fault in the keys (a page, a split, one token) shows in every row that sees them. The key axis is scanned on its own:

@@ -41,31 +41,34 @@ struct Sums {
     reference_check: f64,
 }
 
-/// Sums that are taken at a time: one alone would wait for each addition.
-const LANES: usize = 4;
+/// Σ v² and Σ r v of a few elements, the first of which is the tensor's element `index`.
+fn digest(values: &[f64], index: usize) -> (f64, f64) {
+    // Four sums at a time: one alone would wait for each addition.
+    let mut lanes = [(0.0f64, 0.0f64); 4];
+    for (k, v) in values.iter().enumerate() {
+        let v = finite(*v);
+        let lane = &mut lanes[k % 4];
+        lane.0 += v * v;
+        lane.1 += v * checksum_weight((index + k) as u64);
+    }
+    lanes.iter().fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1))
+}
 
 impl Sums {
     /// Of a row whose first element is the tensor's element `index`, and how many are NaN on both sides.
     fn of(engine: &[f64], rounded: &[f64], index: usize) -> (Sums, u64) {
-        let mut lanes = [Sums::default(); LANES];
-        let mut nan = 0;
-        let mut add = |to: &mut Sums, j: usize, o: f64, r: f64| {
-            let weight = checksum_weight((index + j) as u64);
-            nan += u64::from(o.is_nan() & r.is_nan());
-            let (o, r) = (finite(o), finite(r));
-            to.engine += o * o;
-            to.engine_check += o * weight;
-            to.reference += r * r;
-            to.reference_check += r * weight;
-        };
-        let pairs = engine.chunks(LANES).zip(rounded.chunks(LANES)).enumerate();
-        for (c, (o, r)) in pairs {
-            for (k, (o, r)) in o.iter().zip(r).enumerate() {
-                add(&mut lanes[k], c * LANES + k, *o, *r);
-            }
+        let (mut all, mut nan) = (Sums::default(), 0);
+        for (c, (o, r)) in engine.chunks(CHUNK).zip(rounded.chunks(CHUNK)).enumerate() {
+            let at = index + c * CHUNK;
+            let of_engine = digest(o, at);
+            // Nearly everything is equal.
+            let of_reference = if same_bits(o, r) { of_engine } else { digest(r, at) };
+            all.engine += of_engine.0;
+            all.engine_check += of_engine.1;
+            all.reference += of_reference.0;
+            all.reference_check += of_reference.1;
+            nan += o.iter().zip(r).map(|(o, r)| u64::from(o.is_nan() & r.is_nan())).sum::<u64>();
         }
-        let mut all = Sums::default();
-        lanes.iter().for_each(|s| all.add(s));
         (all, nan)
     }
 
@@ -225,12 +228,16 @@ impl Tally {
 /// Elements that are looked at together.
 const CHUNK: usize = 16;
 
+/// Whether two chunks are equal bit for bit; without branches.
+fn same_bits(o: &[f64], r: &[f64]) -> bool {
+    o.iter().zip(r).fold(0, |any, (o, r)| any | (o.to_bits() ^ r.to_bits())) == 0
+}
+
 /// Columns in which two rows differ; `signs`: in the sign of a zero too. NaN is NaN.
 pub fn differing(o: &[f64], r: &[f64], signs: bool) -> Vec<usize> {
     let mut found = Vec::new();
     for (k, (o, r)) in o.chunks(CHUNK).zip(r.chunks(CHUNK)).enumerate() {
-        // Without branches first: nearly everything is equal.
-        if o.iter().zip(r).fold(0, |any, (o, r)| any | (o.to_bits() ^ r.to_bits())) != 0 {
+        if !same_bits(o, r) {
             let odd = |j: &usize| (o[*j] != r[*j] || signs) && !(o[*j].is_nan() && r[*j].is_nan());
             let differs = |j: &usize| o[*j].to_bits() != r[*j].to_bits() && odd(j);
             found.extend((0..o.len()).filter(differs).map(|j| k * CHUNK + j));

@@ -3,7 +3,7 @@ Stages judged together, where a Trace does not hold what stands between them.
 
 A tensor that was not captured is computed from what was, by the reference under the contract, and rounded as an honest
 engine would store it. An honest engine's own may differ: with C the bound of its value before rounding (the stage's own,
-grown by what its inputs may do, [`grow`]), the stored value lies between round(x − C) and round(x + C), so it is off by
+grown by what its inputs may do, `grow`), the stored value lies between round(x − C) and round(x + C), so it is off by
 at most `E = max |round(x ± C) − round(x)|`: 0 where no tie is near. [`Slack`] keeps E beside each such tensor, and S,
 the standard deviation that is usual: `S² = p·ulp² + σ²` for flips of probability p, with σ the noise before rounding
 (its own and inherited; σ² alone only where it is no smaller than half an ulp), never above E.
