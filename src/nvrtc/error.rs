@@ -90,7 +90,7 @@ impl Problem {
                 "it is damaged, or made for another processor or system: install it again ({})",
                 install()
             ),
-            Symbol { .. } => format!("this is no NVRTC, or one older than 11.1: {}", install()),
+            Symbol { .. } => format!("this is no NVRTC, or one older than 11.2: {}", install()),
             Builtins { .. } => {
                 "keep libnvrtc-builtins.so.* in the same folder as libnvrtc.so.*: install NVRTC again".into()
             }

@@ -78,9 +78,9 @@ impl Library {
     /// Opens the library; `builtins` first, if its path is known.
     pub fn open(library: &Path, builtins: Option<&Path>) -> Result<Library, Problem> {
         if let Some(builtins) = builtins {
-            std::mem::forget(shared(builtins)?); // stays open, see above
+            std::mem::forget(shared(builtins, true)?); // stays open, see above
         }
-        let opened = shared(library)?;
+        let opened = shared(library, false)?;
         let found = Library::resolve(&opened);
         // Also when it lacks a function: closing would run code of a library that is not what we took it for.
         std::mem::forget(opened);
@@ -252,14 +252,17 @@ fn unsigned(value: c_int) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }
 
-fn shared(path: &Path) -> Result<Shared, Problem> {
+/// Opens a library; `global`: others find its symbols.
+fn shared(path: &Path, global: bool) -> Result<Shared, Problem> {
     #[cfg(unix)]
     // SAFETY: opening a library runs its code. It is the one that the user named, or NVIDIA's by its name and place;
     // NVRTC's and its builtins' initialisers do nothing that this process relies on not being done.
     let opened = unsafe {
-        use libloading::os::unix::{RTLD_GLOBAL, RTLD_NOW};
-        Shared::open(Some(path.as_os_str()), RTLD_NOW | RTLD_GLOBAL)
+        use libloading::os::unix::{RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
+        Shared::open(Some(path.as_os_str()), RTLD_NOW | if global { RTLD_GLOBAL } else { RTLD_LOCAL })
     };
+    #[cfg(not(unix))]
+    let _ = global;
     #[cfg(not(unix))]
     // SAFETY: as above.
     let opened = unsafe { Shared::new(path.as_os_str()) };
