@@ -79,11 +79,12 @@ fn stamped_ptx_compiles_again_to_the_same_code() {
 fn headers_are_found_in_memory_and_macros_reach_the_code() {
     let Some(nvrtc) = nvrtc("headers_are_found_in_memory_and_macros_reach_the_code") else { return };
     let text = "#include \"sub/size.cuh\"\nextern \"C\" __global__ void k(float* x) { __shared__ float s[SIZE]; s[threadIdx.x] = x[0]; __syncthreads(); x[1] = s[(threadIdx.x + 1) % SIZE]; }\n";
-    let source = Source::new("k.cu", text).header("sub/size.cuh", "#define SIZE (2 * HALF)\n");
+    let source = Source::new("k.cu", text)
+        .header("sub/size.cuh", "#ifndef HALF\nmissing x;\n#endif\n#define SIZE (2 * HALF)\n");
     let code = nvrtc.compile(&source, Target::sm(90), &Options::default().define("HALF", 96)).unwrap();
     assert_eq!(code.kernel("k").unwrap().static_shared_bytes, 192 * 4);
     let error = nvrtc.compile(&source, Target::sm(90), &Options::default()).unwrap_err().to_string();
-    assert!(error.contains("sub/size.cuh(1): error") && error.contains("where: k.cu"), "{error}");
+    assert!(error.contains("sub/size.cuh(2): error") && error.contains("where: k.cu"), "{error}");
 }
 
 /// What is wrong is told apart: code, option, target, text.
