@@ -5,6 +5,7 @@ Without it these tests do nothing and say so; with `MLA_CHECK_REQUIRE_NVRTC=1` t
 
 use mla_check::nvrtc::stamp::{self, Stamp};
 use mla_check::nvrtc::{Nvrtc, Options, PINNED, Problem, Search, Source, Target, VARIABLE};
+use std::io::Write;
 
 /// The compiler that the environment names; nothing is searched for.
 fn nvrtc(test: &str) -> Option<Nvrtc> {
@@ -13,7 +14,8 @@ fn nvrtc(test: &str) -> Option<Nvrtc> {
             std::env::var_os("MLA_CHECK_REQUIRE_NVRTC").is_none_or(|v| v != "1"),
             "MLA_CHECK_REQUIRE_NVRTC=1, but {VARIABLE} is not set"
         );
-        println!("{test}: NOT RUN, {VARIABLE} is not set");
+        // Not by println!: that is shown of failed tests only.
+        let _ = writeln!(std::io::stderr(), "{test}: NOT RUN, {VARIABLE} is not set");
         return None;
     };
     let search = Search { named: Some(named.into()), ..Search::default() };

@@ -175,16 +175,22 @@ fn text(r: &Report, width: usize) -> String {
         });
         match &t.limits {
             Some(l) => lines.push(format!(
-                "  allowed: {} registers a thread, {} a multiprocessor; {} bytes of shared memory a block; {} threads a block",
-                l.registers_per_thread, l.registers_per_sm, l.shared_per_block, l.threads_per_block
+                "  allowed: {} threads and {} bytes of shared memory a block, {} registers a thread, {} a block",
+                l.threads_per_block, l.shared_per_block, l.registers_per_thread, l.registers_per_sm
             )),
             None => lines.push("  this target's limits are not known here".into()),
         }
         let name = t.kernels.iter().map(|k| k.kernel.chars().count()).max().unwrap_or(0).clamp(6, 40);
         if !t.kernels.is_empty() {
             lines.push(format!(
-                "  {:<name$}  {:>9}  {:>6}  {:>15}  {:>13}  {:>14}",
-                "kernel", "registers", "stack", "spilled st/ld", "static shared", "threads allowed"
+                "  {:<name$}  {:>9}  {:>6}  {:>13}  {:>13}  {:>12}  {:>12}",
+                "kernel",
+                "registers",
+                "stack",
+                "spilled st/ld",
+                "static shared",
+                "dynamic left",
+                "most threads"
             ));
         }
         lines.extend(t.kernels.iter().map(|k| row(k, name, t.limits.as_ref())));
@@ -197,15 +203,18 @@ fn text(r: &Report, width: usize) -> String {
     lines.iter().map(|l| wrap(l, width.max(100), 4) + "\n").collect()
 }
 
-/// A kernel's figures, and how many threads a block of it may have: by its launch bounds, and by its registers.
+/// A kernel's figures, what is left of a block's shared memory, and how many threads a block of it may have: by its launch
+/// bounds, and by its registers.
 fn row(k: &Resources, name: usize, limits: Option<&Limits>) -> String {
     let spilled = match (k.spill_store_bytes, k.spill_load_bytes) {
         (Some(stores), Some(loads)) => format!("{stores}/{loads}"),
         _ => "unknown".into(),
     };
-    let threads = limits.map_or("unknown".into(), |l| most_threads(k, l).to_string());
+    let known = |figure: Option<u32>| figure.map_or("unknown".into(), |n| n.to_string());
+    let threads = known(limits.map(|l| most_threads(k, l)));
+    let left = known(limits.map(|l| l.shared_per_block.saturating_sub(k.static_shared_bytes)));
     format!(
-        "  {:<name$}  {:>9}  {:>6}  {spilled:>15}  {:>13}  {threads:>14}",
+        "  {:<name$}  {:>9}  {:>6}  {spilled:>13}  {:>13}  {left:>12}  {threads:>12}",
         escape(&k.kernel),
         k.registers,
         k.frame_bytes,

@@ -78,12 +78,13 @@ impl Problem {
         use Problem::*;
         match self {
             Absent { looked } => format!(
-                "{}; looked in: {}",
+                "{} (no GPU or driver is needed), or set MLA_CHECK_NVRTC to a libnvrtc.so or its folder; looked in: {}",
                 install(),
                 if looked.is_empty() { "nothing (no place is known)".into() } else { looked.join(", ") }
             ),
             NotThere { .. } => format!(
-                "let MLA_CHECK_NVRTC name libnvrtc.so.{} or the folder that holds it, or unset it to search this machine",
+                "{} and let MLA_CHECK_NVRTC name its libnvrtc.so.{} or the folder that holds it; or unset it to search this machine",
+                install(),
                 PINNED.major
             ),
             Open { .. } => format!(
@@ -110,9 +111,7 @@ impl Problem {
 
 /// How the pinned version comes onto a machine.
 fn install() -> String {
-    format!(
-        "pip install 'nvidia-cuda-nvrtc=={PINNED}.*' (no GPU or driver is needed), or set MLA_CHECK_NVRTC to a libnvrtc.so or its folder"
-    )
+    format!("pip install 'nvidia-cuda-nvrtc=={PINNED}.*'")
 }
 
 #[cfg(test)]

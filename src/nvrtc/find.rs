@@ -108,7 +108,8 @@ impl Search {
 /// The library that the user named, by its file or a folder.
 fn named(path: &Path) -> Result<Candidate, Error> {
     let fail = |why: &str| {
-        Err(Error::new(Problem::NotThere { why: why.into() }, format!("{VARIABLE}={}", path.display())))
+        let place = format!("{} (named by {VARIABLE} or an option)", path.display());
+        Err(Error::new(Problem::NotThere { why: why.into() }, place))
     };
     if is_stubs(path) || path.parent().is_some_and(is_stubs) {
         return fail("a folder named stubs holds stand-ins for linking");

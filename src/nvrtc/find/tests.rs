@@ -60,7 +60,7 @@ fn a_named_place_without_the_library_is_an_error_with_its_place() {
         let error = search.candidates().unwrap_err();
         let text = error.to_string();
         assert!(
-            text.contains(word) && text.contains(&format!("MLA_CHECK_NVRTC={}", named.display())),
+            text.contains(word) && text.contains(&format!("where: {} (named by MLA", named.display())),
             "{text}"
         );
         assert!(error.is_unavailable());
