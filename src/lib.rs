@@ -17,7 +17,8 @@ gguf → model → case → engine → judge → report
 
 [`probe`] asks an engine small questions of its own. [`check`] puts them in order; [`cli`] sits on top and calls all.
 [`trace`] holds tensors as bits, [`fault`] plants deliberate faults, [`synth`] writes model files, [`study`] runs the
-judge many times to learn how good it is. Vocabulary and truth lie underneath, in the crates `mla_reference`
+judge many times to learn how good it is. [`nvrtc`] compiles kernels without a GPU, [`device`] is what runs them.
+Vocabulary and truth lie underneath, in the crates `mla_reference`
 (stages in float64, contracts, dequantisation) and `mla_numeric` (number formats, the tensor core's sum).
 
 ```
@@ -40,11 +41,13 @@ pub mod case;
 pub mod check;
 pub mod cli;
 pub mod contracts;
+pub mod device;
 pub mod engine;
 pub mod fault;
 pub mod gguf;
 pub mod judge;
 pub mod model;
+pub mod nvrtc;
 pub mod probe;
 pub mod report;
 pub mod study;

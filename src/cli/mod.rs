@@ -11,6 +11,7 @@ mod inspect;
 mod layers;
 mod out;
 mod packaging;
+mod ptx;
 mod run;
 mod sensitivity;
 mod synth;
@@ -78,6 +79,8 @@ enum Command {
     Calibrate(calibrate::CalibrateArgs),
     /// Find the smallest fault of each kind that the judge sees
     Sensitivity(sensitivity::SensitivityArgs),
+    /// Compile a kernel file for a target, with no GPU, and show what its kernels take
+    Ptx(ptx::PtxArgs),
     /// Show which engines this machine can run, and what is missing
     Devices(devices::DevicesArgs),
     /// Print a completion script for a shell
@@ -105,6 +108,7 @@ pub fn main() -> ExitCode {
         Command::Synth(args) => synth::main(args, &mut output),
         Command::Calibrate(args) => calibrate::main(args, &mut output),
         Command::Sensitivity(args) => sensitivity::main(args, &mut output),
+        Command::Ptx(args) => ptx::main(args, &mut output),
         Command::Devices(args) => devices::main(args, &mut output),
         Command::Completions(args) => packaging::completions(args, &mut output),
         Command::Man => packaging::man(&mut output),

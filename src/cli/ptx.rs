@@ -1,0 +1,238 @@
+/*! `mla-check ptx`: a kernel file compiled for a target without a GPU, and what its kernels take of the target's limits. */
+
+use super::out::{Failure, Output};
+use super::text::{escape, size, wrap};
+use crate::device::Limits;
+use crate::nvrtc::{Compiled, Error, Nvrtc, Options, Problem, Resources, Search, Source, Target};
+use clap::Args;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Options of `ptx`.
+#[derive(Args)]
+#[command(
+    after_help = "Needs NVRTC, NVIDIA's compiler library, and no GPU: pip install 'nvidia-cuda-nvrtc==13.0.*'\n\nExample: mla-check ptx kernels/attention.cu --target sm_120"
+)]
+pub struct PtxArgs {
+    /// Kernel file, CUDA C++
+    #[arg(value_name = "FILE.cu")]
+    file: PathBuf,
+    /// Architecture to compile for: sm_120, sm_90a, or compute_120 for PTX only; repeatable
+    #[arg(long = "target", value_name = "TARGET", default_value = "sm_120")]
+    targets: Vec<Target>,
+    /// A macro
+    #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = definition)]
+    defines: Vec<(String, String)>,
+    /// Most registers of a thread, where the kernel has no launch bounds
+    #[arg(long, value_name = "N")]
+    max_registers: Option<u32>,
+    /// Let the compiler fuse products and sums on its own
+    #[arg(long)]
+    fmad: bool,
+    /// Write the PTX of the (only) target to a file
+    #[arg(long, value_name = "OUT.ptx")]
+    save: Option<PathBuf>,
+    /// NVRTC: libnvrtc.so or its folder, instead of MLA_CHECK_NVRTC
+    #[arg(long, value_name = "PATH")]
+    nvrtc: Option<PathBuf>,
+}
+
+fn definition(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').unwrap_or((text, "1"));
+    let first = |c: char| c.is_ascii_alphabetic() || c == '_';
+    let rest = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    if name.starts_with(first) && name.chars().all(rest) {
+        Ok((name.into(), value.into()))
+    } else {
+        Err(format!("{name:?} is no name of a macro"))
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    schema: &'static str,
+    version: u32,
+    file: String,
+    nvrtc: String,
+    library: String,
+    warnings: Vec<String>,
+    targets: Vec<TargetReport>,
+}
+
+#[derive(Serialize)]
+struct TargetReport {
+    target: String,
+    ptx_bytes: usize,
+    cubin_bytes: Option<usize>,
+    limits: Option<Limits>,
+    kernels: Vec<Resources>,
+    diagnostics: String,
+    notices: Vec<String>,
+}
+
+/// Runs the command.
+pub fn main(args: &PtxArgs, out: &mut Output) -> Result<u8, Failure> {
+    if args.save.is_some() && args.targets.len() > 1 {
+        return Err(Failure::Input(format!(
+            "--save writes one file, but there are {} targets\n  where: --target\n  do: name one target, or run once for each",
+            args.targets.len()
+        )));
+    }
+    let source = read(&args.file)?;
+    let mut search = Search::from_environment();
+    search.named = args.nvrtc.clone().or(search.named);
+    // A missing compiler is a set-up that is not ready, as an unreadable file is: exit 2.
+    let nvrtc = Nvrtc::find(&search).map_err(Failure::input)?;
+    let options = Options {
+        defines: args.defines.clone(),
+        fmad: args.fmad,
+        max_registers: args.max_registers,
+        ..Options::default()
+    };
+    let bar = out.progress(0);
+    bar.set_message(format!("compiling {}", source.name));
+    let compiled: Result<Vec<Compiled>, Error> =
+        nvrtc.compile_all(&source, &args.targets, &options).into_iter().collect();
+    bar.finish_and_clear();
+    let compiled = compiled.map_err(|e| match e.problem() {
+        Problem::Code { .. } => Failure::Broke(shown(&e.to_string())),
+        _ => Failure::Input(shown(&e.to_string())),
+    })?;
+    if let (Some(path), [code]) = (&args.save, &compiled[..]) {
+        save(path, &code.ptx)?;
+    }
+    let report = Report {
+        schema: "mla-check.ptx",
+        version: 1,
+        file: args.file.display().to_string(),
+        nvrtc: nvrtc.version().to_string(),
+        library: nvrtc.place().into(),
+        warnings: nvrtc.notice().iter().map(ToString::to_string).collect(),
+        targets: compiled.iter().map(target).collect(),
+    };
+    if out.json() {
+        out.print_json(&report)?;
+        return Ok(0);
+    }
+    for warning in &report.warnings {
+        out.warn(warning);
+    }
+    if !out.quiet() {
+        out.print(&text(&report, out.width()))?;
+    }
+    Ok(0)
+}
+
+fn read(path: &Path) -> Result<Source, Failure> {
+    let fail = |what: String| {
+        Failure::Input(format!(
+            "{what}\n  where: {}\n  do: give a kernel file, CUDA C++ in UTF-8",
+            escape(&path.display().to_string())
+        ))
+    };
+    let bytes = std::fs::read(path).map_err(|e| fail(format!("cannot read the file: {e}")))?;
+    let text = String::from_utf8(bytes)
+        .map_err(|e| fail(format!("the file is not UTF-8 from byte {} on", e.utf8_error().valid_up_to())))?;
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    Ok(Source::new(name, text))
+}
+
+fn save(path: &Path, ptx: &str) -> Result<(), Failure> {
+    std::fs::write(path, ptx).map_err(|e| {
+        Failure::Input(format!(
+            "cannot write the PTX: {e}\n  where: {}\n  do: check that the folder exists and may be written to",
+            escape(&path.display().to_string())
+        ))
+    })
+}
+
+fn target(code: &Compiled) -> TargetReport {
+    // That of the version is said once, for all.
+    let notices =
+        code.notices.iter().filter(|n| Some(*n) != crate::nvrtc::Notice::of_version(code.version).as_ref());
+    TargetReport {
+        target: code.target.to_string(),
+        ptx_bytes: code.ptx.len(),
+        cubin_bytes: code.cubin.as_ref().map(Vec::len),
+        limits: Limits::of(code.target),
+        kernels: code.kernels.clone(),
+        diagnostics: code.diagnostics(),
+        notices: notices.map(ToString::to_string).collect(),
+    }
+}
+
+fn text(r: &Report, width: usize) -> String {
+    let mut lines = vec![format!("{}  NVRTC {}, {}", escape(&r.file), r.nvrtc, escape(&r.library))];
+    for t in &r.targets {
+        lines.push(String::new());
+        lines.push(match t.cubin_bytes {
+            Some(bytes) => {
+                format!("{}  machine code {}, PTX {}", t.target, size(bytes as u64), size(t.ptx_bytes as u64))
+            }
+            None => {
+                format!("{}  PTX {}, no machine code and so no figures", t.target, size(t.ptx_bytes as u64))
+            }
+        });
+        match &t.limits {
+            Some(l) => lines.push(format!(
+                "  allowed: {} threads and {} bytes of shared memory a block, {} registers a thread, {} a block",
+                l.threads_per_block, l.shared_per_block, l.registers_per_thread, l.registers_per_sm
+            )),
+            None => lines.push("  this target's limits are not known here".into()),
+        }
+        let name = t.kernels.iter().map(|k| k.kernel.chars().count()).max().unwrap_or(0).clamp(6, 40);
+        if !t.kernels.is_empty() {
+            lines.push(format!(
+                "  {:<name$}  {:>9}  {:>6}  {:>13}  {:>13}  {:>12}  {:>12}",
+                "kernel",
+                "registers",
+                "stack",
+                "spilled st/ld",
+                "static shared",
+                "dynamic left",
+                "most threads"
+            ));
+        }
+        lines.extend(t.kernels.iter().map(|k| row(k, name, t.limits.as_ref())));
+        lines.extend(t.notices.iter().map(|n| format!("  note: {n}")));
+        if !t.diagnostics.is_empty() {
+            lines.push("  compiler:".into());
+            lines.extend(t.diagnostics.lines().map(|l| format!("    {}", escape(l))));
+        }
+    }
+    lines.iter().map(|l| wrap(l, width.max(100), 4) + "\n").collect()
+}
+
+/// A kernel's figures, what is left of a block's shared memory, and how many threads a block of it may have: by its launch
+/// bounds, and by its registers.
+fn row(k: &Resources, name: usize, limits: Option<&Limits>) -> String {
+    let spilled = match (k.spill_store_bytes, k.spill_load_bytes) {
+        (Some(stores), Some(loads)) => format!("{stores}/{loads}"),
+        _ => "unknown".into(),
+    };
+    let known = |figure: Option<u32>| figure.map_or("unknown".into(), |n| n.to_string());
+    let threads = known(limits.map(|l| most_threads(k, l)));
+    let left = known(limits.map(|l| l.shared_per_block.saturating_sub(k.static_shared_bytes)));
+    format!(
+        "  {:<name$}  {:>9}  {:>6}  {spilled:>13}  {:>13}  {left:>12}  {threads:>12}",
+        escape(&k.kernel),
+        k.registers,
+        k.frame_bytes,
+        k.static_shared_bytes
+    )
+}
+
+/// Whole warps within the limits; 0 where not even one is.
+fn most_threads(k: &Resources, l: &Limits) -> u32 {
+    let most = k.threads_bound.unwrap_or(l.threads_per_block);
+    (1..=l.threads_per_block / 32)
+        .rev()
+        .map(|warps| (warps * 32).min(most))
+        .find(|&threads| l.exceeded(k, threads, 0).is_empty())
+        .unwrap_or(0)
+}
+
+/// A compiler's message quotes the source: its lines stay, what a terminal would obey does not.
+fn shown(text: &str) -> String {
+    text.lines().map(escape).collect::<Vec<_>>().join("\n")
+}
