@@ -28,12 +28,12 @@ fn said(out: &Output) -> String {
 }
 
 #[test]
-fn without_nvrtc_it_says_what_to_install_and_exits_2() {
+fn without_nvrtc_it_says_what_to_install_and_exits_5() {
     let empty = tempfile::tempdir().unwrap();
     let place = empty.path().to_str().unwrap();
     for (args, nvrtc) in [(vec![], place), (vec!["--nvrtc", place], "/also/absent")] {
         let out = ptx(&args, nvrtc);
-        assert_eq!(out.status.code(), Some(2), "{out:?}");
+        assert_eq!(out.status.code(), Some(5), "{out:?}");
         assert!(out.stdout.is_empty());
         let text = said(&out);
         assert!(
@@ -54,7 +54,7 @@ fn without_nvrtc_it_says_what_to_install_and_exits_2() {
         return;
     }
     let text = said(&out);
-    assert_eq!(out.status.code(), Some(2), "{text}");
+    assert_eq!(out.status.code(), Some(5), "{text}");
     for part in ["was not found", "nvidia-cuda-nvrtc==13.0.*", "MLA_CHECK_NVRTC", "/usr/local/cuda"] {
         assert!(text.contains(part), "{part}: {text}");
     }

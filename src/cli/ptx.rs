@@ -51,7 +51,7 @@ fn definition(text: &str) -> Result<(String, String), String> {
 #[derive(Serialize)]
 struct Report {
     schema: &'static str,
-    version: u32,
+    version: &'static str,
     file: String,
     nvrtc: String,
     library: String,
@@ -81,8 +81,10 @@ pub fn main(args: &PtxArgs, out: &mut Output) -> Result<u8, Failure> {
     let source = read(&args.file)?;
     let mut search = Search::from_environment();
     search.named = args.nvrtc.clone().or(search.named);
-    // A missing compiler is a set-up that is not ready, as an unreadable file is: exit 2.
-    let nvrtc = Nvrtc::find(&search).map_err(Failure::input)?;
+    let nvrtc = Nvrtc::find(&search).map_err(|e| match e.is_unavailable() {
+        true => Failure::Unavailable(e.to_string()),
+        false => Failure::input(e),
+    })?;
     let options = Options {
         defines: args.defines.clone(),
         fmad: args.fmad,
@@ -96,14 +98,15 @@ pub fn main(args: &PtxArgs, out: &mut Output) -> Result<u8, Failure> {
     bar.finish_and_clear();
     let compiled = compiled.map_err(|e| match e.problem() {
         Problem::Code { .. } => Failure::Broke(shown(&e.to_string())),
+        _ if e.is_unavailable() => Failure::Unavailable(shown(&e.to_string())),
         _ => Failure::Input(shown(&e.to_string())),
     })?;
     if let (Some(path), [code]) = (&args.save, &compiled[..]) {
         save(path, &code.ptx)?;
     }
     let report = Report {
-        schema: "mla-check.ptx",
-        version: 1,
+        schema: "mla-check.ptx/1",
+        version: env!("CARGO_PKG_VERSION"),
         file: args.file.display().to_string(),
         nvrtc: nvrtc.version().to_string(),
         library: nvrtc.place().into(),
