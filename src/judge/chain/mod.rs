@@ -219,9 +219,7 @@ fn usual(dtype: DType, x: f64, sigma: f64) -> f64 {
         return 0.0;
     }
     let ulp = dtype.spacing(x);
-    let z = (ulp / 2.0 - (x - dtype.round(x)).abs()) / sigma;
-    let tail = if z < 6.0 { 0.5 * libm::exp(-0.717 * z - 0.416 * z * z) } else { 0.0 };
-    let p = (0.8 * sigma / ulp).max(tail).min(1.0);
+    let p = (0.8 * sigma / ulp).max(noise::flip_probability(dtype, x, sigma)).min(1.0);
     let smooth = if sigma >= ulp / 2.0 { sigma * sigma } else { 0.0 };
     (p * ulp * ulp + smooth).sqrt()
 }
