@@ -1,0 +1,85 @@
+/*!
+Comparisons of setp, named by comparison and type: `eq.s32`. How the result joins a predicate is the instruction's.
+
+Unordered comparisons (`equ`, `ltu` …) are true where an operand is NaN; ordered ones, `ne` included, are false.
+*/
+
+use super::Rows;
+use crate::exec::regs::{Ftz, compare};
+use crate::fp::Half;
+
+macro_rules! ordered {
+    ($all:ident, $names:literal, $t:ty) => {
+        $all.push((concat!("setp.lt.", $names), compare!($t, |a, b| a < b)));
+        $all.push((concat!("setp.le.", $names), compare!($t, |a, b| a <= b)));
+        $all.push((concat!("setp.gt.", $names), compare!($t, |a, b| a > b)));
+        $all.push((concat!("setp.ge.", $names), compare!($t, |a, b| a >= b)));
+    };
+}
+
+macro_rules! equal {
+    ($all:ident, $names:literal, $t:ty) => {
+        $all.push((concat!("setp.eq.", $names), compare!($t, |a, b| a == b)));
+        $all.push((concat!("setp.ne.", $names), compare!($t, |a, b| a != b)));
+    };
+}
+
+/// Comparisons of a float type; `$v` gives the value of a lane.
+macro_rules! floats {
+    ($all:ident, $name:literal, $t:ty, $v:expr) => {
+        floats!(@ $all, "eq", $name, $t, $v, |a, b| a == b);
+        floats!(@ $all, "ne", $name, $t, $v, |a, b| a < b || a > b);
+        floats!(@ $all, "lt", $name, $t, $v, |a, b| a < b);
+        floats!(@ $all, "le", $name, $t, $v, |a, b| a <= b);
+        floats!(@ $all, "gt", $name, $t, $v, |a, b| a > b);
+        floats!(@ $all, "ge", $name, $t, $v, |a, b| a >= b);
+        floats!(@ $all, "equ", $name, $t, $v, |a, b| !(a < b || a > b));
+        floats!(@ $all, "neu", $name, $t, $v, |a, b| a != b);
+        floats!(@ $all, "ltu", $name, $t, $v, |a, b| !(a >= b));
+        floats!(@ $all, "leu", $name, $t, $v, |a, b| !(a > b));
+        floats!(@ $all, "gtu", $name, $t, $v, |a, b| !(a <= b));
+        floats!(@ $all, "geu", $name, $t, $v, |a, b| !(a < b));
+        floats!(@ $all, "num", $name, $t, $v, |a, b| !a.is_nan() && !b.is_nan());
+        floats!(@ $all, "nan", $name, $t, $v, |a, b| a.is_nan() || b.is_nan());
+    };
+    (@ $all:ident, $op:literal, $name:literal, $t:ty, $v:expr, |$a:ident, $b:ident| $e:expr) => {
+        #[allow(clippy::neg_cmp_op_on_partial_ord)]
+        $all.push((concat!("setp.", $op, ".", $name), compare!($t, |x, y| {
+            let ($a, $b) = ($v(x), $v(y));
+            $e
+        })));
+    };
+}
+
+#[inline(always)]
+fn same<T>(v: T) -> T {
+    v
+}
+#[inline(always)]
+fn flushed(v: Ftz) -> f32 {
+    // Comparing reads subnormals as zero; `Ftz` already did.
+    v.0
+}
+
+pub fn rows() -> Rows {
+    let mut all: Rows = Vec::new();
+    equal!(all, "{b16,u16,s16}", u16);
+    equal!(all, "{b32,u32,s32}", u32);
+    equal!(all, "{b64,u64,s64}", u64);
+    ordered!(all, "u16", u16);
+    ordered!(all, "s16", i16);
+    ordered!(all, "u32", u32);
+    ordered!(all, "s32", i32);
+    ordered!(all, "u64", u64);
+    ordered!(all, "s64", i64);
+    all.push(("setp.lo.u32", compare!(u32, |a, b| a < b)));
+    all.push(("setp.ls.u32", compare!(u32, |a, b| a <= b)));
+    all.push(("setp.hi.u32", compare!(u32, |a, b| a > b)));
+    all.push(("setp.hs.u32", compare!(u32, |a, b| a >= b)));
+    floats!(all, "f32", f32, same);
+    floats!(all, "ftz.f32", Ftz, flushed);
+    floats!(all, "f64", f64, same);
+    floats!(all, "f16", u16, |v| Half::F16.value(v));
+    floats!(all, "bf16", u16, |v| Half::Bf16.value(v));
+    all
+}
