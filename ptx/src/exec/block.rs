@@ -57,7 +57,6 @@ pub struct Block<'a> {
     pub counts: Counts,
     pub check_registers: bool,
     pub watch_overlap: bool,
-    pub watch_initialised: bool,
     pub phases: BTreeMap<u32, Phases>,
     /// Bulk copies that arrived: their entry of the clock vectors.
     pub bulk_clock: u32,
@@ -84,7 +83,6 @@ impl<'a> Block<'a> {
             counts: Counts::default(),
             check_registers: checks.has(Check::Registers),
             watch_overlap: checks.has(Check::Overlap),
-            watch_initialised: checks.has(Check::Initialised),
             phases: BTreeMap::new(),
             bulk_clock: 0,
             warps,

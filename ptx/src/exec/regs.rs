@@ -204,6 +204,15 @@ pub trait Lane: Copy + Default {
     const WIDTH: Width;
     fn get(r: &Regs, s: Reg) -> [Self; LANES];
     fn put(r: &mut Regs, d: Reg, mask: u32, v: &[Self; LANES]);
+    /// The same, out of line: rows that are seldom used shall cost little to compile.
+    #[inline(never)]
+    fn get_rare(r: &Regs, s: Reg) -> [Self; LANES] {
+        Self::get(r, s)
+    }
+    #[inline(never)]
+    fn put_rare(r: &mut Regs, d: Reg, mask: u32, v: &[Self; LANES]) {
+        Self::put(r, d, mask, v)
+    }
 }
 
 impl Lane for u32 {
@@ -375,6 +384,32 @@ macro_rules! kern {
     }};
 }
 
+/// The same for rows that are seldom used: one version, nothing inlined.
+macro_rules! rare {
+    (($($t:ty),+) -> $o:ty, |$($a:ident),+| $e:expr) => {{
+        use $crate::exec::regs::{Lane, Regs};
+        #[allow(unused_assignments)]
+        fn plain(r: &mut Regs, i: &$crate::ir::Inst, mask: u32) {
+            let mut n = 0;
+            $(
+                let $a = <$t as Lane>::get_rare(r, i.src[n]);
+                n += 1;
+            )+
+            let out: [$o; $crate::exec::regs::LANES] = std::array::from_fn(|l| {
+                $(let $a = $a[l];)+
+                $e
+            });
+            <$o as Lane>::put_rare(r, i.dst[0], mask, &out);
+        }
+        $crate::exec::regs::Row {
+            // SAFETY: needs nothing of the processor.
+            run: $crate::exec::regs::Run::Lanes(unsafe { $crate::exec::regs::Kern::new(plain) }),
+            sources: &[$(<$t as Lane>::WIDTH),+],
+            result: <$o as Lane>::WIDTH,
+        }
+    }};
+}
+
 /// `compare!(i32, |a, b| a < b)`.
 macro_rules! compare {
     ($t:ty, |$a:ident, $b:ident| $e:expr) => {{
@@ -404,4 +439,24 @@ macro_rules! compare {
         }
     }};
 }
-pub(crate) use {compare, kern, versions};
+/// The same, one version.
+macro_rules! compare_rare {
+    ($t:ty, |$a:ident, $b:ident| $e:expr) => {{
+        use $crate::exec::regs::{LANES, Lane, Regs};
+        fn plain(r: &Regs, i: &$crate::ir::Inst) -> u32 {
+            let (a, b) = (<$t as Lane>::get_rare(r, i.src[0]), <$t as Lane>::get_rare(r, i.src[1]));
+            let out: [bool; LANES] = std::array::from_fn(|l| {
+                let ($a, $b) = (a[l], b[l]);
+                $e
+            });
+            $crate::exec::regs::gather(&out)
+        }
+        $crate::exec::regs::Row {
+            // SAFETY: needs nothing of the processor.
+            run: $crate::exec::regs::Run::Compare(unsafe { $crate::exec::regs::Compare::new(plain) }),
+            sources: &[<$t as Lane>::WIDTH, <$t as Lane>::WIDTH, $crate::exec::regs::Width::Bit],
+            result: $crate::exec::regs::Width::Bit,
+        }
+    }};
+}
+pub(crate) use {compare, compare_rare, kern, rare, versions};

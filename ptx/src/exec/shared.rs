@@ -34,8 +34,6 @@ pub enum Access {
     Atomic,
     /// An asynchronous copy is issued: the bytes are not there yet.
     Issue,
-    /// It arrives.
-    Land,
 }
 
 /// Shared memory of one block.

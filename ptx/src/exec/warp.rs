@@ -6,7 +6,7 @@ instructions that need lanes together find them missing, which is a loud finding
 
 use super::block::{Block, Fatal};
 use super::regs::{LANES, Regs};
-use crate::finding::{At, Check, Kind};
+use crate::finding::{At, Kind};
 use crate::ir::{Inst, Mbarrier, Op, Program, Reg, Special};
 
 /// Why a group does not run.
@@ -449,11 +449,6 @@ impl Block<'_> {
             _ => {}
         }
         Ok(Flow::Next)
-    }
-
-    /// Whether register checks are on.
-    pub fn registers_checked(&self) -> bool {
-        self.sink.checks.has(Check::Registers)
     }
 }
 

@@ -124,7 +124,7 @@ impl Lowerer<'_> {
             match s {
                 Statement::Open => self.names.open(true),
                 Statement::Close => self.names.close(),
-                Statement::Location(_, line) => self.source = *line,
+                Statement::Location(line) => self.source = *line,
                 Statement::Label(name) => {
                     let pc = self.code.len() as u32;
                     self.names.bind(name, Symbol::Label(pc));

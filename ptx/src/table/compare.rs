@@ -5,7 +5,7 @@ Unordered comparisons (`equ`, `ltu` …) are true where an operand is NaN; order
 */
 
 use super::Rows;
-use crate::exec::regs::{Ftz, compare};
+use crate::exec::regs::{Ftz, compare, compare_rare};
 use crate::fp::Half;
 
 macro_rules! ordered {
@@ -26,25 +26,25 @@ macro_rules! equal {
 
 /// Comparisons of a float type; `$v` gives the value of a lane.
 macro_rules! floats {
-    ($all:ident, $name:literal, $t:ty, $v:expr) => {
-        floats!(@ $all, "eq", $name, $t, $v, |a, b| a == b);
-        floats!(@ $all, "ne", $name, $t, $v, |a, b| a < b || a > b);
-        floats!(@ $all, "lt", $name, $t, $v, |a, b| a < b);
-        floats!(@ $all, "le", $name, $t, $v, |a, b| a <= b);
-        floats!(@ $all, "gt", $name, $t, $v, |a, b| a > b);
-        floats!(@ $all, "ge", $name, $t, $v, |a, b| a >= b);
-        floats!(@ $all, "equ", $name, $t, $v, |a, b| !(a < b || a > b));
-        floats!(@ $all, "neu", $name, $t, $v, |a, b| a != b);
-        floats!(@ $all, "ltu", $name, $t, $v, |a, b| !(a >= b));
-        floats!(@ $all, "leu", $name, $t, $v, |a, b| !(a > b));
-        floats!(@ $all, "gtu", $name, $t, $v, |a, b| !(a <= b));
-        floats!(@ $all, "geu", $name, $t, $v, |a, b| !(a < b));
-        floats!(@ $all, "num", $name, $t, $v, |a, b| !a.is_nan() && !b.is_nan());
-        floats!(@ $all, "nan", $name, $t, $v, |a, b| a.is_nan() || b.is_nan());
+    ($all:ident, $how:ident, $name:literal, $t:ty, $v:expr) => {
+        floats!(@ $all, $how, "eq", $name, $t, $v, |a, b| a == b);
+        floats!(@ $all, $how, "ne", $name, $t, $v, |a, b| a < b || a > b);
+        floats!(@ $all, $how, "lt", $name, $t, $v, |a, b| a < b);
+        floats!(@ $all, $how, "le", $name, $t, $v, |a, b| a <= b);
+        floats!(@ $all, $how, "gt", $name, $t, $v, |a, b| a > b);
+        floats!(@ $all, $how, "ge", $name, $t, $v, |a, b| a >= b);
+        floats!(@ $all, $how, "equ", $name, $t, $v, |a, b| !(a < b || a > b));
+        floats!(@ $all, $how, "neu", $name, $t, $v, |a, b| a != b);
+        floats!(@ $all, $how, "ltu", $name, $t, $v, |a, b| !(a >= b));
+        floats!(@ $all, $how, "leu", $name, $t, $v, |a, b| !(a > b));
+        floats!(@ $all, $how, "gtu", $name, $t, $v, |a, b| !(a <= b));
+        floats!(@ $all, $how, "geu", $name, $t, $v, |a, b| !(a < b));
+        floats!(@ $all, $how, "num", $name, $t, $v, |a, b| !a.is_nan() && !b.is_nan());
+        floats!(@ $all, $how, "nan", $name, $t, $v, |a, b| a.is_nan() || b.is_nan());
     };
-    (@ $all:ident, $op:literal, $name:literal, $t:ty, $v:expr, |$a:ident, $b:ident| $e:expr) => {
+    (@ $all:ident, $how:ident, $op:literal, $name:literal, $t:ty, $v:expr, |$a:ident, $b:ident| $e:expr) => {
         #[allow(clippy::neg_cmp_op_on_partial_ord)]
-        $all.push((concat!("setp.", $op, ".", $name), compare!($t, |x, y| {
+        $all.push((concat!("setp.", $op, ".", $name), $how!($t, |x, y| {
             let ($a, $b) = ($v(x), $v(y));
             $e
         })));
@@ -76,10 +76,10 @@ pub fn rows() -> Rows {
     all.push(("setp.ls.u32", compare!(u32, |a, b| a <= b)));
     all.push(("setp.hi.u32", compare!(u32, |a, b| a > b)));
     all.push(("setp.hs.u32", compare!(u32, |a, b| a >= b)));
-    floats!(all, "f32", f32, same);
-    floats!(all, "ftz.f32", Ftz, flushed);
-    floats!(all, "f64", f64, same);
-    floats!(all, "f16", u16, |v| Half::F16.value(v));
-    floats!(all, "bf16", u16, |v| Half::Bf16.value(v));
+    floats!(all, compare, "f32", f32, same);
+    floats!(all, compare_rare, "ftz.f32", Ftz, flushed);
+    floats!(all, compare_rare, "f64", f64, same);
+    floats!(all, compare_rare, "f16", u16, |v| Half::F16.value(v));
+    floats!(all, compare_rare, "bf16", u16, |v| Half::Bf16.value(v));
     all
 }

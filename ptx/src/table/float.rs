@@ -1,7 +1,7 @@
 /*! float32 and float64 arithmetic, and the approximate functions. float32 results that are NaN are 0x7fffffff. */
 
 use super::Rows;
-use crate::exec::regs::{Ftz, kern};
+use crate::exec::regs::{Ftz, kern, rare};
 use crate::fp::{self, Directed, add_odd, direct, div_odd, fma_odd, sqrt_odd};
 
 /// `.sat`: [0, 1], NaN to 0.
@@ -21,11 +21,15 @@ macro_rules! as_ftz {
     };
 }
 
-/// Two rows, plain and `.ftz`, of one formula over float32 values; `after` stands behind `.ftz`.
+/// Two rows, plain and `.ftz`, of one formula over float32 values; `after` stands behind `.ftz`, `how` is the macro
+/// that makes a row.
 macro_rules! pair {
     ($all:ident, $name:expr, $after:expr, ($($a:ident),+) $e:expr) => {
-        $all.push((concat!($name, $after, ".f32"), kern!(($(as_f32!($a)),+) -> f32, |$($a),+| $e)));
-        $all.push((concat!($name, ".ftz", $after, ".f32"), kern!(($(as_ftz!($a)),+) -> Ftz, |$($a),+| {
+        pair!(kern $all, $name, $after, ($($a),+) $e);
+    };
+    ($how:ident $all:ident, $name:expr, $after:expr, ($($a:ident),+) $e:expr) => {
+        $all.push((concat!($name, $after, ".f32"), $how!(($(as_f32!($a)),+) -> f32, |$($a),+| $e)));
+        $all.push((concat!($name, ".ftz", $after, ".f32"), $how!(($(as_ftz!($a)),+) -> Ftz, |$($a),+| {
             $(let $a = $a.0;)+
             Ftz($e)
         })));
@@ -35,9 +39,9 @@ macro_rules! pair {
 /// The directed roundings of an operation whose result, rounded to odd, is `$e`.
 macro_rules! directed {
     ($all:ident, $name:expr, ($($a:ident),+) $e:expr) => {
-        pair!($all, concat!($name, ".rz"), "", ($($a),+) direct($e, Directed::Zero));
-        pair!($all, concat!($name, ".rm"), "", ($($a),+) direct($e, Directed::Down));
-        pair!($all, concat!($name, ".rp"), "", ($($a),+) direct($e, Directed::Up));
+        pair!(rare $all, concat!($name, ".rz"), "", ($($a),+) direct($e, Directed::Zero));
+        pair!(rare $all, concat!($name, ".rm"), "", ($($a),+) direct($e, Directed::Down));
+        pair!(rare $all, concat!($name, ".rp"), "", ($($a),+) direct($e, Directed::Up));
     };
 }
 
@@ -62,17 +66,17 @@ fn nearest(all: &mut Rows) {
     pair!(all, "sub{,.rn}", "", (a, b) a - b);
     pair!(all, "mul{,.rn}", "", (a, b) a * b);
     pair!(all, "fma.rn", "", (a, b, c) a.mul_add(b, c));
-    pair!(all, "add{,.rn}", ".sat", (a, b) sat(a + b));
-    pair!(all, "sub{,.rn}", ".sat", (a, b) sat(a - b));
-    pair!(all, "mul{,.rn}", ".sat", (a, b) sat(a * b));
-    pair!(all, "fma.rn", ".sat", (a, b, c) sat(a.mul_add(b, c)));
+    pair!(rare all, "add{,.rn}", ".sat", (a, b) sat(a + b));
+    pair!(rare all, "sub{,.rn}", ".sat", (a, b) sat(a - b));
+    pair!(rare all, "mul{,.rn}", ".sat", (a, b) sat(a * b));
+    pair!(rare all, "fma.rn", ".sat", (a, b, c) sat(a.mul_add(b, c)));
     pair!(all, "div.rn", "", (a, b) a / b);
     pair!(all, "rcp.rn", "", (a) 1.0 / a);
     pair!(all, "sqrt.rn", "", (a) a.sqrt());
     pair!(all, "min", "", (a, b) fp::min(a, b));
     pair!(all, "max", "", (a, b) fp::max(a, b));
-    pair!(all, "min", ".NaN", (a, b) if a.is_nan() || b.is_nan() { f32::NAN } else { fp::min(a, b) });
-    pair!(all, "max", ".NaN", (a, b) if a.is_nan() || b.is_nan() { f32::NAN } else { fp::max(a, b) });
+    pair!(rare all, "min", ".NaN", (a, b) if a.is_nan() || b.is_nan() { f32::NAN } else { fp::min(a, b) });
+    pair!(rare all, "max", ".NaN", (a, b) if a.is_nan() || b.is_nan() { f32::NAN } else { fp::max(a, b) });
 }
 
 fn toward(all: &mut Rows) {
@@ -86,16 +90,16 @@ fn toward(all: &mut Rows) {
 }
 
 fn approximate(all: &mut Rows) {
-    pair!(all, "ex2.approx", "", (a) fp::ex2(a));
-    pair!(all, "lg2.approx", "", (a) fp::lg2(a));
+    pair!(rare all, "ex2.approx", "", (a) fp::ex2(a));
+    pair!(rare all, "lg2.approx", "", (a) fp::lg2(a));
     pair!(all, "rcp.approx", "", (a) fp::rcp(a));
     pair!(all, "rsqrt.approx", "", (a) fp::rsqrt(a));
     pair!(all, "sqrt.approx", "", (a) a.sqrt());
-    pair!(all, "sin.approx", "", (a) fp::sin(a));
-    pair!(all, "cos.approx", "", (a) fp::cos(a));
-    pair!(all, "div.approx", "", (a, b) a / b);
-    pair!(all, "div.full", "", (a, b) a / b);
-    all.push(("tanh.approx.f32", kern!((f32) -> f32, |a| fp::tanh(a))));
+    pair!(rare all, "sin.approx", "", (a) fp::sin(a));
+    pair!(rare all, "cos.approx", "", (a) fp::cos(a));
+    pair!(rare all, "div.approx", "", (a, b) a / b);
+    pair!(rare all, "div.full", "", (a, b) a / b);
+    all.push(("tanh.approx.f32", rare!((f32) -> f32, |a| fp::tanh(a))));
 }
 
 fn signs(all: &mut Rows) {
@@ -107,22 +111,22 @@ fn signs(all: &mut Rows) {
     all.push(("neg.f64", kern!((u64) -> u64, |a| a ^ 1 << 63)));
     all.push(("abs.f64", kern!((u64) -> u64, |a| a & !(1 << 63))));
     all.push(("copysign.f64", kern!((u64, u64) -> u64, |a, b| b & !(1 << 63) | a & 1 << 63)));
-    all.push(("testp.finite.f32", kern!((f32) -> bool, |a| a.is_finite())));
-    all.push(("testp.infinite.f32", kern!((f32) -> bool, |a| a.is_infinite())));
-    all.push(("testp.number.f32", kern!((f32) -> bool, |a| !a.is_nan())));
-    all.push(("testp.notanumber.f32", kern!((f32) -> bool, |a| a.is_nan())));
-    all.push(("testp.normal.f32", kern!((f32) -> bool, |a| a.is_normal())));
-    all.push(("testp.subnormal.f32", kern!((f32) -> bool, |a| a.is_subnormal())));
+    all.push(("testp.finite.f32", rare!((f32) -> bool, |a| a.is_finite())));
+    all.push(("testp.infinite.f32", rare!((f32) -> bool, |a| a.is_infinite())));
+    all.push(("testp.number.f32", rare!((f32) -> bool, |a| !a.is_nan())));
+    all.push(("testp.notanumber.f32", rare!((f32) -> bool, |a| a.is_nan())));
+    all.push(("testp.normal.f32", rare!((f32) -> bool, |a| a.is_normal())));
+    all.push(("testp.subnormal.f32", rare!((f32) -> bool, |a| a.is_subnormal())));
 }
 
 fn double(all: &mut Rows) {
-    all.push(("add{,.rn}.f64", kern!((f64, f64) -> f64, |a, b| a + b)));
-    all.push(("sub{,.rn}.f64", kern!((f64, f64) -> f64, |a, b| a - b)));
-    all.push(("mul{,.rn}.f64", kern!((f64, f64) -> f64, |a, b| a * b)));
-    all.push(("fma.rn.f64", kern!((f64, f64, f64) -> f64, |a, b, c| a.mul_add(b, c))));
-    all.push(("div.rn.f64", kern!((f64, f64) -> f64, |a, b| a / b)));
-    all.push(("rcp.rn.f64", kern!((f64) -> f64, |a| 1.0 / a)));
-    all.push(("sqrt.rn.f64", kern!((f64) -> f64, |a| a.sqrt())));
-    all.push(("min.f64", kern!((f64, f64) -> f64, |a, b| a.min(b))));
-    all.push(("max.f64", kern!((f64, f64) -> f64, |a, b| a.max(b))));
+    all.push(("add{,.rn}.f64", rare!((f64, f64) -> f64, |a, b| a + b)));
+    all.push(("sub{,.rn}.f64", rare!((f64, f64) -> f64, |a, b| a - b)));
+    all.push(("mul{,.rn}.f64", rare!((f64, f64) -> f64, |a, b| a * b)));
+    all.push(("fma.rn.f64", rare!((f64, f64, f64) -> f64, |a, b, c| a.mul_add(b, c))));
+    all.push(("div.rn.f64", rare!((f64, f64) -> f64, |a, b| a / b)));
+    all.push(("rcp.rn.f64", rare!((f64) -> f64, |a| 1.0 / a)));
+    all.push(("sqrt.rn.f64", rare!((f64) -> f64, |a| a.sqrt())));
+    all.push(("min.f64", rare!((f64, f64) -> f64, |a, b| a.min(b))));
+    all.push(("max.f64", rare!((f64, f64) -> f64, |a, b| a.max(b))));
 }

@@ -1,7 +1,7 @@
 /*! f16 and bf16 arithmetic: exact or rounded to odd in float64, then rounded once; NaN is 0x7fff. */
 
 use super::Rows;
-use crate::exec::regs::kern;
+use crate::exec::regs::rare;
 use crate::fp::{self, Half, HalfMode, add_odd, fma_odd, half_op};
 
 const fn mode(ftz: bool, sat: bool, relu: bool) -> HalfMode {
@@ -19,8 +19,8 @@ fn packed(h: Half, m: HalfMode, a: [u32; 3], f: impl Fn(f64, f64, f64) -> f64) -
 /// Scalar and packed rows of one formula with 1 to 3 sources.
 macro_rules! halves {
     ($all:ident, $name:expr, $mode:expr, $h:expr, $ty:literal, ($($a:ident),+) [$x:expr, $y:expr, $z:expr] $f:expr) => {
-        $all.push((concat!($name, ".", $ty), kern!(($(one!($a u16)),+) -> u16, |$($a),+| half_op($h, $mode, [$x, $y, $z], $f))));
-        $all.push((concat!($name, ".", $ty, "x2"), kern!(($(one!($a u32)),+) -> u32, |$($a),+| packed($h, $mode, [$x, $y, $z], $f))));
+        $all.push((concat!($name, ".", $ty), rare!(($(one!($a u16)),+) -> u16, |$($a),+| half_op($h, $mode, [$x, $y, $z], $f))));
+        $all.push((concat!($name, ".", $ty, "x2"), rare!(($(one!($a u32)),+) -> u32, |$($a),+| packed($h, $mode, [$x, $y, $z], $f))));
     };
 }
 macro_rules! one {
@@ -74,12 +74,12 @@ pub fn rows() -> Rows {
     halves!(all, "fma.rn.sat", mode(false, true, false), Half::F16, "f16", (a, b, c) [a, b, c] fma_odd);
     halves!(all, "ex2.approx", mode(false, false, false), Half::F16, "f16", (a) [a, 0, 0] |a, _, _| libm::exp2(a));
     halves!(all, "ex2.approx.ftz", mode(true, false, false), Half::Bf16, "bf16", (a) [a, 0, 0] |a, _, _| libm::exp2(a));
-    all.push(("neg.{f16,bf16}", kern!((u16) -> u16, |a| a ^ 0x8000)));
-    all.push(("abs.{f16,bf16}", kern!((u16) -> u16, |a| a & 0x7fff)));
-    all.push(("neg.{f16x2,bf16x2}", kern!((u32) -> u32, |a| a ^ SIGN)));
-    all.push(("abs.{f16x2,bf16x2}", kern!((u32) -> u32, |a| a & !SIGN)));
+    all.push(("neg.{f16,bf16}", rare!((u16) -> u16, |a| a ^ 0x8000)));
+    all.push(("abs.{f16,bf16}", rare!((u16) -> u16, |a| a & 0x7fff)));
+    all.push(("neg.{f16x2,bf16x2}", rare!((u32) -> u32, |a| a ^ SIGN)));
+    all.push(("abs.{f16x2,bf16x2}", rare!((u32) -> u32, |a| a & !SIGN)));
     // Mixed precision (PTX 8.6): exact widening of the first operand, float32 arithmetic.
-    all.push(("add{,.rn}.f32.bf16", kern!((u16, f32) -> f32, |a, b| fp::Half::Bf16.value(a) as f32 + b)));
-    all.push(("add{,.rn}.f32.f16", kern!((u16, f32) -> f32, |a, b| fp::Half::F16.value(a) as f32 + b)));
+    all.push(("add{,.rn}.f32.bf16", rare!((u16, f32) -> f32, |a, b| fp::Half::Bf16.value(a) as f32 + b)));
+    all.push(("add{,.rn}.f32.f16", rare!((u16, f32) -> f32, |a, b| fp::Half::F16.value(a) as f32 + b)));
     all
 }

@@ -82,8 +82,8 @@ pub enum Statement {
     Instruction(Instruction),
     Open,
     Close,
-    /// `.loc file line column`: file and line of the source.
-    Location(u32, u32),
+    /// `.loc file line column`: the line of the source.
+    Location(u32),
 }
 
 /// `.entry` or `.func`.
@@ -91,7 +91,6 @@ pub enum Statement {
 pub struct Function {
     pub name: String,
     pub entry: bool,
-    pub line: u32,
     pub results: Vec<Variable>,
     pub parameters: Vec<Variable>,
     /// `.maxntid`, `.reqntid` …: name without dot and numbers.

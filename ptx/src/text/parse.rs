@@ -205,7 +205,6 @@ impl<'t> Parser<'t> {
     }
 
     fn function(&mut self) -> Result<Function> {
-        let line = self.line();
         let entry = self.word()? == ".entry";
         let results = if self.is(b'(') { self.parameters()? } else { Vec::new() };
         let name = self.word()?.to_owned();
@@ -232,7 +231,7 @@ impl<'t> Parser<'t> {
         }
         let body = if self.take(b';') { None } else { Some(self.body()?) };
         self.function.clear();
-        Ok(Function { name, entry, line, results, parameters, directives, body })
+        Ok(Function { name, entry, results, parameters, directives, body })
     }
 
     fn parameters(&mut self) -> Result<Vec<Variable>> {
@@ -383,9 +382,10 @@ impl<'t> Parser<'t> {
         match t.text {
             ".loc" => {
                 self.at += 1;
-                let (file, line) = (self.number()? as u32, self.number()? as u32);
+                self.number()?;
+                let line = self.number()? as u32;
                 self.skip_line(t.line);
-                out.push(Statement::Location(file, line));
+                out.push(Statement::Location(line));
                 return Ok(());
             }
             ".pragma" => {
