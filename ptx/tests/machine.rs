@@ -546,15 +546,17 @@ fn wait_group_leaves_the_newest() {
     assert_eq!(o.findings.iter().map(|f| (f.kind, f.count)).collect::<Vec<_>>(), [(Kind::InFlight, 32)]);
 }
 
-/// A bulk copy by thread 0, waited for by everybody; what `change` makes of it.
+/// A bulk copy by thread 0, waited for by everybody.
+const BULK: &str = "setp.ne.u32 %p1, %t, 0; mov.u32 %r8, sm; add.u32 %r9, %r8, 512;
+    @%p1 bra GO; mbarrier.init.shared::cta.b64 [%r9], 1; fence.mbarrier_init.release.cluster; GO: bar.sync 0;
+    @%p1 bra WAIT; mbarrier.arrive.expect_tx.shared::cta.b64 %d1, [%r9], 256;
+    cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r8], [%base], 256, [%r9];
+    WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r9], 0; @!%p2 bra WAIT;
+    READ: mad.lo.u32 %r7, %t, 4, %r8; ld.shared.u32 %r1, [%r7]; st.global.u32 [%out], %r1;";
+
+/// What `change` makes of it.
 fn bulk(change: impl Fn(String) -> String) -> (Vec<u32>, Outcome) {
-    let body = "setp.ne.u32 %p1, %t, 0; mov.u32 %r8, sm; add.u32 %r9, %r8, 512;
-        @%p1 bra GO; mbarrier.init.shared::cta.b64 [%r9], 1; fence.mbarrier_init.release.cluster; GO: bar.sync 0;
-        @%p1 bra WAIT; mbarrier.arrive.expect_tx.shared::cta.b64 %d1, [%r9], 256;
-        cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r8], [%base], 256, [%r9];
-        WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r9], 0; @!%p2 bra WAIT;
-        READ: mad.lo.u32 %r7, %t, 4, %r8; ld.shared.u32 %r1, [%r7]; st.global.u32 [%out], %r1;";
-    run(&kernel(528, &change(body.to_owned())), 64, &words(64, 12), 64)
+    run(&kernel(528, &change(BULK.to_owned())), 64, &words(64, 12), 64)
 }
 #[test]
 fn bulk_copy() {
@@ -591,9 +593,17 @@ fn bulk_copy_that_nobody_waits_for() {
 }
 #[test]
 fn bulk_copy_over_bytes_that_are_read() {
-    let early = "st.shared.u32 [sm], 1; bar.sync 0; setp.eq.u32 %p4, %t, 40; @%p4 ld.shared.u32 %r5, [sm];";
-    let (_, o) = bulk(|s| s.replace("GO: bar.sync 0;", &format!("GO: bar.sync 0; @%p1 bra PAST; {early}")).replace("@%p1 bra PAST; st.shared", "setp.lt.u32 %p4, %t, 0; @%p4 st.shared").replace("@%p4 st.shared.u32 [sm], 1; bar.sync 0;", "@!%p1 st.shared.u32 [sm], 1; bar.sync 0;"));
-    assert!(o.of(Kind::RaceWriteAfterRead).count() + o.of(Kind::RaceReadAfterWrite).count() > 0, "{:?}", o.findings);
+    // Thread 0 stores, all wait, thread 40 reads, and thread 0 copies with nothing that orders it after the read.
+    let early = "GO: @!%p1 st.shared.u32 [sm], 1; bar.sync 0; setp.eq.u32 %p4, %t, 40; @%p4 ld.shared.u32 %r5, [sm];";
+    for (reverse_warps, kind) in [(false, Kind::RaceReadAfterWrite), (true, Kind::RaceWriteAfterRead)] {
+        let m = kernel(528, &BULK.replace("GO: bar.sync 0;", early));
+        let mut mem = Memory::new();
+        let (a, b) = (mem.alloc_from(&raw32(&words(64, 12))).unwrap(), mem.alloc(256).unwrap());
+        let options = Options { reverse_warps, ..Options::default() };
+        let args = [Arg::Pointer(a), Arg::Pointer(b)];
+        let o = launch(&m, "k", [1; 3], [64, 1, 1], 0, &args, &mut mem, &options).unwrap();
+        assert_eq!(o.findings.iter().map(|f| f.kind).collect::<Vec<_>>(), [kind], "reverse {reverse_warps}");
+    }
 }
 #[test]
 fn an_mbarrier_that_was_never_initialised() {
@@ -623,9 +633,8 @@ fn divergent_switch_against_a_model() {
             2 => v.leading_zeros(),
             3 => v.count_ones(),
             4 => {
-                let (lo, hi) = (v, v.wrapping_mul(3));
-                let byte = |n: u32| u64::from(hi) << 32 >> 0 | u64::from(lo) >> 0 << 0 & if n < 8 { !0 } else { 0 };
-                let all = byte(0);
+                let all = u64::from(v.wrapping_mul(3)) << 32 | u64::from(v);
+                // Selector 0x5140, lowest nibble first.
                 [0u32, 4, 1, 5].iter().enumerate().fold(0, |o, (i, n)| o | ((all >> (8 * n)) as u32 & 255) << (8 * i))
             }
             5 => v / 7 + v % 5,

@@ -33,8 +33,17 @@ pub fn scale_log2() -> f32 {
 
 pub const DECODE_SHARED: u32 = (16 * 584 + 2 * 32 * 584 + 16 * 40) * 2 + (16 * 36 + 48) * 4;
 
+/// Decode of 16 heads over `len` tokens in two splits, without looking at the result.
+pub fn decode_only(m: &Module, len: usize, options: &Options) -> Vec<u32> {
+    decode_and(m, len, options, false).words
+}
+
 /// Decode of 16 heads over `len` tokens in two splits, and the merge where the module has it.
 pub fn decode(m: &Module, len: usize, options: &Options) -> Run {
+    decode_and(m, len, options, true)
+}
+
+fn decode_and(m: &Module, len: usize, options: &Options, judge: bool) -> Run {
     let (h, splits) = (16usize, 2usize);
     let pages = len.div_ceil(16);
     let perm: Vec<u32> = (0..pages).map(|i| ((i * 7 + 3) % (pages + 3)) as u32).collect();
@@ -62,7 +71,7 @@ pub fn decode(m: &Module, len: usize, options: &Options) -> Run {
     let mut outcomes = vec![go(m, "mla_decode", [splits as u32, 1, 1], 128, DECODE_SHARED, &args, &mut mem, options)];
     let mut words = read32(&mem, po);
     words.extend(read32(&mem, ml));
-    if m.kernel("mla_merge").is_none() {
+    if !judge || m.kernel("mla_merge").is_none() {
         return Run { outcomes, error: 0.0, words };
     }
     let out = mem.alloc((h * 512 * 2) as u64).unwrap();
