@@ -142,9 +142,10 @@ pub fn launch(
     let (parameters, mut outputs) = arguments(program, args)?;
     outputs.extend(&options.outputs);
     for &a in &outputs {
-        memory
-            .size(a)
-            .map_err(|e| LaunchError::Arguments { kernel: kernel.to_owned(), what: format!("an output: {e}") })?;
+        memory.size(a).map_err(|e| LaunchError::Arguments {
+            kernel: kernel.to_owned(),
+            what: format!("an output: {e}"),
+        })?;
     }
     memory.start_launch();
     let data = Allocation::of(&module.image);
@@ -230,7 +231,9 @@ fn unwritten(p: &Program, memory: &Memory, outputs: &[Address]) -> Vec<Finding> 
                 block: [0; 3],
                 warp: 0,
                 lanes: 0,
-                detail: format!("{count} bytes of output {i} ({a:#x}) were never stored, the first at offset {first}"),
+                detail: format!(
+                    "{count} bytes of output {i} ({a:#x}) were never stored, the first at offset {first}"
+                ),
                 count,
             });
         }

@@ -1,5 +1,7 @@
 //! Decode kernels with mbarriers and bulk copies, in roles: 16 and 64 heads, against float64.
 
+#![allow(clippy::print_stdout)]
+
 mod common;
 
 use common::*;
@@ -31,7 +33,13 @@ const PLANS: [Plan; 6] = [
         shared: 4 * 16 * 1168 + 4 * 64 * 80 + 64 * 48 + 64 * 8 + 32,
         padded: false,
     },
-    Plan { kernel: "d8_s4_bulk_e1", heads: 16, threads: 256, shared: 4 * 16 * 1168 + 2 * 2 * 16 * 40 * 4 + 32, padded: false },
+    Plan {
+        kernel: "d8_s4_bulk_e1",
+        heads: 16,
+        threads: 256,
+        shared: 4 * 16 * 1168 + 2 * 2 * 16 * 40 * 4 + 32,
+        padded: false,
+    },
 ];
 
 /// Lengths 1, 77 and 200 in one batch; NaN where no token is.
@@ -76,7 +84,8 @@ fn run(m: &Module, p: &Plan, splits: usize, options: &Options) -> (f64, Vec<mla_
         Arg::F32((scale * std::f64::consts::LOG2_E) as f32),
     ];
     let grid = [(h / p.heads) as u32, splits as u32, batch as u32];
-    let mut all = vec![launch(m, p.kernel, grid, [p.threads, 1, 1], p.shared, &args, &mut mem, options).unwrap()];
+    let mut all =
+        vec![launch(m, p.kernel, grid, [p.threads, 1, 1], p.shared, &args, &mut mem, options).unwrap()];
     if splits > 1 {
         let args = [
             Arg::Pointer(po),

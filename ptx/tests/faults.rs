@@ -89,7 +89,8 @@ fn decode_syncwarp_removed() {
 
 #[test]
 fn decode_pitch_not_of_16_bytes() {
-    let allowed = ["shared-uninitialised", "async-in-flight", "race-read-after-write", "race-write-after-read"];
+    let allowed =
+        ["shared-uninitialised", "async-in-flight", "race-read-after-write", "race-write-after-read"];
     found(&run("decode-pitch-580", decode), &["misaligned"], &allowed);
 }
 
@@ -189,7 +190,8 @@ fn merge_of_a_phantom_buffer() {
     let o = go(&m, "mla_merge", [h as u32, 1, 1], 128, 0, &args, &mut mem, &Options::default());
     let kinds: Vec<_> = o.findings.iter().map(|f| f.kind.name()).collect();
     assert!(kinds.iter().all(|k| *k == "global-uninitialised"), "{kinds:?}");
-    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ptx/mla_compute_120.ptx")).unwrap();
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ptx/mla_compute_120.ptx"))
+        .unwrap();
     let cu = include_str!("kernels/mla.cu");
     for f in &o.findings {
         assert!(text.lines().nth(f.line as usize - 1).unwrap().contains("ld.global"), "{f}");

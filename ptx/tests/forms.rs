@@ -11,9 +11,34 @@ use mla_ptx::{Arg, Memory, Module, Options, launch};
 const THREADS: usize = 256;
 
 const POOL: [u64; 28] = [
-    0, 1, 2, 7, !0, 0x7f, 0x80, 0xff, 0x7fff, 0x8000, 0xffff, 0x7fff_ffff, 0x8000_0000, 0x7f80_0000, 0xff80_0000,
-    0x7fc0_0001, 0x0000_0003, 0x8000_0001, 0x3f80_0000, 0xbf80_0000, 0x7f7f_ffff, 0x0080_0000, 0x4f00_0000,
-    0x7fff_ffff_ffff_ffff, 0x8000_0000_0000_0000, 0x3c00_3c00, 0x7c00_fc00, 0x42f7_0000_c2f6_0000,
+    0,
+    1,
+    2,
+    7,
+    !0,
+    0x7f,
+    0x80,
+    0xff,
+    0x7fff,
+    0x8000,
+    0xffff,
+    0x7fff_ffff,
+    0x8000_0000,
+    0x7f80_0000,
+    0xff80_0000,
+    0x7fc0_0001,
+    0x0000_0003,
+    0x8000_0001,
+    0x3f80_0000,
+    0xbf80_0000,
+    0x7f7f_ffff,
+    0x0080_0000,
+    0x4f00_0000,
+    0x7fff_ffff_ffff_ffff,
+    0x8000_0000_0000_0000,
+    0x3c00_3c00,
+    0x7c00_fc00,
+    0x42f7_0000_c2f6_0000,
 ];
 
 fn inputs(seed: u64) -> Vec<[u64; 4]> {
@@ -43,7 +68,9 @@ fn source(form: &str, signature: &str) -> String {
             'h' => format!("ld.global.u16 %h{k}, [%rd3+{at}];\n"),
             'w' => format!("ld.global.u32 %w{k}, [%rd3+{at}];\n"),
             'd' => format!("ld.global.u64 %d{k}, [%rd3+{at}];\n"),
-            _ => format!("ld.global.u32 %w{k}, [%rd3+{at}];\nand.b32 %w{k}, %w{k}, 1;\nsetp.ne.u32 %p{k}, %w{k}, 0;\n"),
+            _ => format!(
+                "ld.global.u32 %w{k}, [%rd3+{at}];\nand.b32 %w{k}, %w{k}, 1;\nsetp.ne.u32 %p{k}, %w{k}, 0;\n"
+            ),
         };
         names.push(format!("%{a}{k}"));
     }
@@ -413,11 +440,18 @@ fn put(a: u64, into: u64, p: u64, n: u64, width: u64) -> u64 {
 }
 
 fn bytes(a: u64, b: u64, c: u64) -> u64 {
-    let all: Vec<u64> = (0..4).map(|i| a >> (8 * i) & 255).chain((0..4).map(|i| b >> (8 * i) & 255)).collect();
+    let all: Vec<u64> =
+        (0..4).map(|i| a >> (8 * i) & 255).chain((0..4).map(|i| b >> (8 * i) & 255)).collect();
     (0..4).fold(0, |o, i| {
         let n = c >> (4 * i) & 15;
         let byte = all[(n & 7) as usize];
-        o | (if n < 8 { byte } else if byte > 127 { 255 } else { 0 }) << (8 * i)
+        o | (if n < 8 {
+            byte
+        } else if byte > 127 {
+            255
+        } else {
+            0
+        }) << (8 * i)
     })
 }
 
@@ -465,7 +499,13 @@ fn of_f16(h: u64) -> f64 {
     let (sign, e, m) = (if h >> 15 & 1 == 1 { -1.0 } else { 1.0 }, (h >> 10 & 31) as i32, (h & 0x3ff) as f64);
     sign * match e {
         0 => m * 2f64.powi(-24),
-        31 => if m == 0.0 { f64::INFINITY } else { f64::NAN },
+        31 => {
+            if m == 0.0 {
+                f64::INFINITY
+            } else {
+                f64::NAN
+            }
+        }
         _ => (1.0 + m / 1024.0) * 2f64.powi(e - 15),
     }
 }

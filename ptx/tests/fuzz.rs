@@ -148,7 +148,8 @@ proptest! {
 
 #[test]
 fn errors_name_instruction_and_line() {
-    let text = SEED.replace("bar.sync 0;", "bar.sync 0; wgmma.fence.sync.aligned;\n\tadd.cc.u32 %r1, %r1, 1;");
+    let text =
+        SEED.replace("bar.sync 0;", "bar.sync 0; wgmma.fence.sync.aligned;\n\tadd.cc.u32 %r1, %r1, 1;");
     let e = Module::parse(&text).err().unwrap();
     let line = |what: &str| text.lines().position(|l| l.contains(what)).unwrap() as u32 + 1;
     let seen: Vec<(u32, &str)> = e.issues.iter().map(|i| (i.line, i.what.as_str())).collect();

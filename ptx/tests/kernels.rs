@@ -1,5 +1,7 @@
 //! Kernels that NVRTC compiled, against float64, for both architectures and both orders of warps.
 
+#![allow(clippy::print_stdout)]
+
 mod common;
 #[path = "common/mla.rs"]
 mod mla;
@@ -17,7 +19,10 @@ fn each(name: &str, bound: f64, f: impl Fn(&mla_ptx::Module, &Options) -> Run) {
         for reverse_warps in [false, true] {
             let r = f(&m, &Options { reverse_warps, ..Options::default() });
             assert!(r.clean(), "{name} {arch}: {:#?}", r.outcomes);
-            println!("{name} {arch} reverse {reverse_warps}: error {:.3e} {:?}", r.error, r.outcomes[0].counts);
+            println!(
+                "{name} {arch} reverse {reverse_warps}: error {:.3e} {:?}",
+                r.error, r.outcomes[0].counts
+            );
             assert!(r.error <= bound, "{name} {arch}: {:e}", r.error);
             words.push(r.words);
         }

@@ -73,7 +73,10 @@ fn shuffle_down_of_segments() {
 }
 #[test]
 fn shuffle_up_and_its_predicate() {
-    lanes("shfl.sync.up.b32 %r1|%p1, %r0, 4, 0, -1; @!%p1 mov.u32 %r1, 7;", |x, l| if l < 4 { 7 } else { x[l - 4] });
+    lanes(
+        "shfl.sync.up.b32 %r1|%p1, %r0, 4, 0, -1; @!%p1 mov.u32 %r1, 7;",
+        |x, l| if l < 4 { 7 } else { x[l - 4] },
+    );
 }
 #[test]
 fn shuffle_index() {
@@ -114,9 +117,10 @@ fn redux_min_signed() {
 }
 #[test]
 fn redux_max_xor() {
-    lanes("redux.sync.max.u32 %r2, %r0, -1; redux.sync.xor.b32 %r3, %r0, -1; sub.u32 %r1, %r2, %r3;", |x, _| {
-        x.iter().max().unwrap().wrapping_sub(x.iter().fold(0, |s, v| s ^ v))
-    });
+    lanes(
+        "redux.sync.max.u32 %r2, %r0, -1; redux.sync.xor.b32 %r3, %r0, -1; sub.u32 %r1, %r2, %r3;",
+        |x, _| x.iter().max().unwrap().wrapping_sub(x.iter().fold(0, |s, v| s ^ v)),
+    );
 }
 #[test]
 fn active_mask_in_a_branch() {
@@ -281,7 +285,8 @@ fn endless_loops_end() {
 fn atomic(form: &str, start: u32, want: impl Fn(&[u32]) -> u32) {
     let x = words(64, 8);
     for space in ["global", "shared"] {
-        let set = format!("mov.u64 %d1, sm; setp.eq.u32 %p1, %t, 0; @%p1 st.shared.u32 [sm], {start}; bar.sync 0;");
+        let set =
+            format!("mov.u64 %d1, sm; setp.eq.u32 %p1, %t, 0; @%p1 st.shared.u32 [sm], {start}; bar.sync 0;");
         let (set, at) =
             if space == "shared" { (set, "%d1") } else { (String::from("add.u64 %d1, %dst, 0;"), "%d1") };
         let m = kernel(
@@ -345,7 +350,8 @@ fn atomic_increment_wraps() {
 }
 #[test]
 fn plain_and_atomic_accesses_race() {
-    let m = kernel(4, "setp.ge.u32 %p1, %t, 32; @%p1 red.shared.add.u32 [sm], 1; @!%p1 st.shared.u32 [sm], %t;");
+    let m =
+        kernel(4, "setp.ge.u32 %p1, %t, 32; @%p1 red.shared.add.u32 [sm], 1; @!%p1 st.shared.u32 [sm], %t;");
     let (_, o) = run(&m, 64, &[0], 1);
     assert!(o.of(Kind::RaceWithAtomic).count() > 0, "{:?}", o.findings);
 }
@@ -355,9 +361,8 @@ fn plain_and_atomic_accesses_race() {
 /// ldmatrix of a tile of numbers against the manual's figure.
 fn load_matrix(form: &str, count: usize, transposed: bool) {
     let regs: Vec<String> = (1..=count).map(|i| format!("%r{i}")).collect();
-    let stores: String = (0..count)
-        .map(|i| format!("st.global.u32 [%d2+{}], %r{};", 128 * i, i + 1))
-        .collect();
+    let stores: String =
+        (0..count).map(|i| format!("st.global.u32 [%d2+{}], %r{};", 128 * i, i + 1)).collect();
     let m = kernel(
         512,
         &format!(
@@ -419,10 +424,10 @@ fn stmatrix_undoes_ldmatrix() {
 /// mma of small whole numbers, exact in any order, against a naive product; fragments by the manual's formulas.
 fn product(form: &str, k: usize, per: usize, encode: impl Fn(u32) -> u32) {
     let (na, nb) = (16 * k / 32 / per, 8 * k / 32 / per);
-    let list = |from: usize, n: usize| {
-        (from..from + n).map(|i| format!("%r{i}")).collect::<Vec<_>>().join(", ")
-    };
-    let loads: String = (0..na + nb + 4).map(|i| format!("ld.global.u32 %r{i}, [%in+{}];", 128 * i)).collect();
+    let list =
+        |from: usize, n: usize| (from..from + n).map(|i| format!("%r{i}")).collect::<Vec<_>>().join(", ");
+    let loads: String =
+        (0..na + nb + 4).map(|i| format!("ld.global.u32 %r{i}, [%in+{}];", 128 * i)).collect();
     let stores: String = (0..4).map(|i| format!("st.global.u32 [%out+{}], %r{};", 128 * i, 20 + i)).collect();
     let m = kernel(
         0,
@@ -471,7 +476,11 @@ fn bf16_bits(v: u32) -> u32 {
 }
 /// Bits of a small whole number in a format with `fraction` bits and a bias.
 fn float_bits(v: u32, fraction: u32, bias: u32) -> u32 {
-    if v == 0 { 0 } else { (v.ilog2() + bias) << fraction | (v << fraction >> v.ilog2()) & ((1 << fraction) - 1) }
+    if v == 0 {
+        0
+    } else {
+        (v.ilog2() + bias) << fraction | (v << fraction >> v.ilog2()) & ((1 << fraction) - 1)
+    }
 }
 
 #[test]
@@ -572,7 +581,8 @@ fn bulk_copy_polled() {
 }
 #[test]
 fn bulk_copy_read_before_the_wait() {
-    let (_, o) = bulk(|s| s.replace("WAIT: mbar", "WAIT: mad.lo.u32 %r7, %t, 4, %r8; ld.shared.u32 %r2, [%r7]; mbar"));
+    let (_, o) =
+        bulk(|s| s.replace("WAIT: mbar", "WAIT: mad.lo.u32 %r7, %t, 4, %r8; ld.shared.u32 %r2, [%r7]; mbar"));
     assert!(o.of(Kind::InFlight).count() > 0, "{:?}", o.findings);
 }
 #[test]
@@ -594,7 +604,8 @@ fn bulk_copy_that_nobody_waits_for() {
 #[test]
 fn bulk_copy_over_bytes_that_are_read() {
     // Thread 0 stores, all wait, thread 40 reads, and thread 0 copies with nothing that orders it after the read.
-    let early = "GO: @!%p1 st.shared.u32 [sm], 1; bar.sync 0; setp.eq.u32 %p4, %t, 40; @%p4 ld.shared.u32 %r5, [sm];";
+    let early =
+        "GO: @!%p1 st.shared.u32 [sm], 1; bar.sync 0; setp.eq.u32 %p4, %t, 40; @%p4 ld.shared.u32 %r5, [sm];";
     for (reverse_warps, kind) in [(false, Kind::RaceReadAfterWrite), (true, Kind::RaceWriteAfterRead)] {
         let m = kernel(528, &BULK.replace("GO: bar.sync 0;", early));
         let mut mem = Memory::new();
@@ -635,7 +646,10 @@ fn divergent_switch_against_a_model() {
             4 => {
                 let all = u64::from(v.wrapping_mul(3)) << 32 | u64::from(v);
                 // Selector 0x5140, lowest nibble first.
-                [0u32, 4, 1, 5].iter().enumerate().fold(0, |o, (i, n)| o | ((all >> (8 * n)) as u32 & 255) << (8 * i))
+                [0u32, 4, 1, 5]
+                    .iter()
+                    .enumerate()
+                    .fold(0, |o, (i, n)| o | ((all >> (8 * n)) as u32 & 255) << (8 * i))
             }
             5 => v / 7 + v % 5,
             6 => {

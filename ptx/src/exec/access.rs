@@ -35,11 +35,15 @@ impl Block<'_> {
     pub fn global_fault(&mut self, at: At, fault: Fault, what: &str, n: u32, a: u64) {
         let offset = within(a);
         match fault {
-            Fault::Misaligned => self.sink.report(Kind::Misaligned, at, || format!("global {what} of {n} bytes at {a:#x}")),
-            Fault::ReadOnly => self.sink.report(Kind::ReadOnly, at, || format!("{what} of {n} bytes at {a:#x}")),
-            Fault::Nowhere => self
-                .sink
-                .report(Kind::GlobalOutOfBounds, at, || format!("{what} of {n} bytes at {a:#x}, in no allocation")),
+            Fault::Misaligned => {
+                self.sink.report(Kind::Misaligned, at, || format!("global {what} of {n} bytes at {a:#x}"))
+            }
+            Fault::ReadOnly => {
+                self.sink.report(Kind::ReadOnly, at, || format!("{what} of {n} bytes at {a:#x}"))
+            }
+            Fault::Nowhere => self.sink.report(Kind::GlobalOutOfBounds, at, || {
+                format!("{what} of {n} bytes at {a:#x}, in no allocation")
+            }),
             Fault::Beyond(size) => self.sink.report(Kind::GlobalOutOfBounds, at, || {
                 format!("{what} of {n} bytes at offset {offset} of an allocation of {size} bytes")
             }),
@@ -59,9 +63,9 @@ impl Block<'_> {
             }
             (_, a) => match self.launch.view.read(a, n, out) {
                 Ok(true) => {}
-                Ok(false) => self
-                    .sink
-                    .report(Kind::GlobalUninitialised, at, || format!("read of {n} bytes at offset {} of {a:#x}", within(a))),
+                Ok(false) => self.sink.report(Kind::GlobalUninitialised, at, || {
+                    format!("read of {n} bytes at offset {} of {a:#x}", within(a))
+                }),
                 Err(f) => self.global_fault(at, f, "read", n, a),
             },
         }
@@ -113,7 +117,7 @@ impl Block<'_> {
         let a = addresses(w, x.src[0], x.offset);
         let (n, count) = (ty.bytes(), usize::from(count));
         let total = n * count as u32;
-        if n == 4 && !ty.signed() || n == 4 {
+        if n == 4 {
             // The common case: 32-bit elements go straight to 32-bit rows.
             let mut rows: [V; 4] = [[0; LANES]; 4];
             for l in lanes(m) {
@@ -152,10 +156,12 @@ impl Block<'_> {
         let mut rows: [W; 4] = [[0; LANES]; 4];
         for l in lanes(m) {
             let from = a[l] as usize;
-            let Some(bytes) = from.checked_add(total).and_then(|end| self.launch.parameters.get(from..end)) else {
+            let Some(bytes) = from.checked_add(total).and_then(|end| self.launch.parameters.get(from..end))
+            else {
                 let size = self.launch.parameters.len();
                 let at = w.at(pc, l);
-                self.sink.report(Kind::ParameterOutOfBounds, at, || format!("{total} bytes at {from} of {size}"));
+                self.sink
+                    .report(Kind::ParameterOutOfBounds, at, || format!("{total} bytes at {from} of {size}"));
                 continue;
             };
             let mut raw = [0; 16];

@@ -221,12 +221,14 @@ impl<'a> Block<'a> {
         for w in all.iter().filter(|w| w.state != State::Done) {
             for g in &w.groups {
                 let what = match (w.state, g.wait) {
-                    (State::Barrier, _) => format!("at the barrier of PTX line {}", line(g.pc.saturating_sub(1))),
+                    (State::Barrier, _) => {
+                        format!("at the barrier of PTX line {}", line(g.pc.saturating_sub(1)))
+                    }
                     (_, super::warp::Wait::Phase(a, parity)) => {
-                        let why = self.phases.get(&a).map_or_else(
-                            || "which was never initialised".to_owned(),
-                            Phases::describe,
-                        );
+                        let why = self
+                            .phases
+                            .get(&a)
+                            .map_or_else(|| "which was never initialised".to_owned(), Phases::describe);
                         format!("at PTX line {} for phase {parity} of the mbarrier at {a}, {why}", line(g.pc))
                     }
                     _ => format!("at PTX line {}", line(g.pc)),
@@ -240,7 +242,11 @@ impl<'a> Block<'a> {
         }
         let gone = all.iter().filter(|w| w.state == State::Done).count();
         places.truncate(8);
-        self.fatal(Kind::Deadlock, at, format!("nobody can go on: {}; {gone} warps have ended", places.join("; ")))
+        self.fatal(
+            Kind::Deadlock,
+            at,
+            format!("nobody can go on: {}; {gone} warps have ended", places.join("; ")),
+        )
     }
 
     /// Findings for each lane of `m`.

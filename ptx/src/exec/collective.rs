@@ -119,7 +119,11 @@ impl Block<'_> {
             return Ok(());
         }
         let (at, line) = (w.at(pc, m.trailing_zeros() as usize), x.line);
-        Err(self.fatal(Kind::Divergence, at, format!("PTX line {line} needs all 32 lanes, there are {m:#010x}")))
+        Err(self.fatal(
+            Kind::Divergence,
+            at,
+            format!("PTX line {line} needs all 32 lanes, there are {m:#010x}"),
+        ))
     }
 
     pub fn mma(&mut self, w: &mut Warp, x: &Inst, m: u32, pc: u32, shape: mma::Shape) -> Result<(), Fatal> {
@@ -149,12 +153,19 @@ impl Block<'_> {
         for (q, &d) in x.dst.iter().enumerate().take(usize::from(count)) {
             let tile = &rows[8 * q..8 * q + 8];
             let half = |row: usize, col: usize| {
-                u32::from(u16::from_le_bytes([tile[row & 7][2 * (col & 7)], tile[row & 7][2 * (col & 7) + 1]]))
+                u32::from(u16::from_le_bytes([
+                    tile[row & 7][2 * (col & 7)],
+                    tile[row & 7][2 * (col & 7) + 1],
+                ]))
             };
             let mut out: V = [0; LANES];
             for (l, o) in out.iter_mut().enumerate() {
                 let (g, c) = (l >> 2, (l & 3) * 2);
-                *o = if transposed { half(c, g) | half(c + 1, g) << 16 } else { half(g, c) | half(g, c + 1) << 16 };
+                *o = if transposed {
+                    half(c, g) | half(c + 1, g) << 16
+                } else {
+                    half(g, c) | half(g, c + 1) << 16
+                };
             }
             w.regs.put32(d, !0, &out);
         }
@@ -181,4 +192,3 @@ impl Block<'_> {
         }
     }
 }
-

@@ -130,7 +130,8 @@ impl Block<'_> {
         let there = self.phases.contains_key(&a);
         if !there {
             let at = w.at(pc, lane);
-            self.sink.report(Kind::SharedUninitialised, at, || format!("mbarrier at {a} was never initialised"));
+            self.sink
+                .report(Kind::SharedUninitialised, at, || format!("mbarrier at {a} was never initialised"));
         }
         there
     }
@@ -149,7 +150,16 @@ impl Block<'_> {
                 }
                 Mbarrier::Arrive { drop } => {
                     if self.known(w, pc, l, a) {
-                        self.arrive(w, pc, l, a, i64::from(count[l]), i64::from(bytes[l]), drop, &mut state[l]);
+                        self.arrive(
+                            w,
+                            pc,
+                            l,
+                            a,
+                            i64::from(count[l]),
+                            i64::from(bytes[l]),
+                            drop,
+                            &mut state[l],
+                        );
                     }
                 }
                 Mbarrier::ExpectTx => {
@@ -182,7 +192,17 @@ impl Block<'_> {
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn arrive(&mut self, w: &Warp, pc: u32, lane: usize, a: u32, n: i64, bytes: i64, drop: bool, state: &mut u64) {
+    fn arrive(
+        &mut self,
+        w: &Warp,
+        pc: u32,
+        lane: usize,
+        a: u32,
+        n: i64,
+        bytes: i64,
+        drop: bool,
+        state: &mut u64,
+    ) {
         // The phase waits for copies alone: they land, since nobody will say that it is over before this arrival.
         if self.phases.get(&a).is_some_and(|p| p.pending == 0 && !p.copies.is_empty()) {
             self.land(a);
@@ -193,7 +213,9 @@ impl Block<'_> {
         join(&mut p.clock, &w.clock);
         if n > p.pending {
             let (left, at) = (p.pending, w.at(pc, lane));
-            self.sink.report(Kind::Operand, at, || format!("{n} arrivals at the mbarrier {a}, which waits for {left}"));
+            self.sink.report(Kind::Operand, at, || {
+                format!("{n} arrivals at the mbarrier {a}, which waits for {left}")
+            });
             return;
         }
         p.pending -= n;
@@ -203,14 +225,7 @@ impl Block<'_> {
         p.finish_if_complete();
     }
 
-    pub fn wait_mbarrier(
-        &mut self,
-        w: &mut Warp,
-        x: &Inst,
-        m: u32,
-        pc: u32,
-        patient: bool,
-    ) -> Flow {
+    pub fn wait_mbarrier(&mut self, w: &mut Warp, x: &Inst, m: u32, pc: u32, patient: bool) -> Flow {
         let a = w.regs.get64(x.src[0]).map(|a| a.wrapping_add(x.offset as u64));
         let given = w.regs.get64(x.src[1]);
         let mut done = 0u32;
@@ -244,7 +259,8 @@ impl Block<'_> {
             let at = w.at(pc, l);
             let (to, from, n) = (within(to[l]) & 0xffff_ffff, from[l], bytes[l]);
             if n % 16 != 0 || from % 16 != 0 {
-                let detail = || format!("bulk copy of {n} bytes from {from:#x}: both must be multiples of 16");
+                let detail =
+                    || format!("bulk copy of {n} bytes from {from:#x}: both must be multiples of 16");
                 self.sink.report(Kind::Misaligned, at, detail);
                 continue;
             }
@@ -267,7 +283,8 @@ impl Block<'_> {
                 Ok(true) => {}
                 Ok(false) => {
                     let offset = within(from) + i;
-                    self.sink.report(Kind::GlobalUninitialised, at, || format!("bulk copy reads offset {offset}"));
+                    self.sink
+                        .report(Kind::GlobalUninitialised, at, || format!("bulk copy reads offset {offset}"));
                     return true;
                 }
                 Err(f) => {

@@ -154,7 +154,9 @@ impl Shared {
             && u32::from(warp) != at.warp
             && count > clock[warp as usize]
         {
-            sink.report(Kind::RaceWithAtomic, at, || format!("shared byte {byte} is changed atomically by warp {warp}"));
+            sink.report(Kind::RaceWithAtomic, at, || {
+                format!("shared byte {byte} is changed atomically by warp {warp}")
+            });
         }
         if c.count == 0 {
             return;
@@ -197,7 +199,9 @@ impl Shared {
             return false;
         }
         if a & u64::from(align - 1) != 0 {
-            sink.report(Kind::Misaligned, at, || format!("copy of {n} bytes to shared {a}, not a multiple of {align}"));
+            sink.report(Kind::Misaligned, at, || {
+                format!("copy of {n} bytes to shared {a}, not a multiple of {align}")
+            });
             return false;
         }
         if self.watch && n > 0 {
@@ -276,18 +280,25 @@ impl Shared {
             && usize::from(warp) != me
             && count > clock[warp as usize]
         {
-            sink.report(Kind::RaceWithAtomic, at, || format!("shared byte {byte} is changed atomically by warp {warp}"));
+            sink.report(Kind::RaceWithAtomic, at, || {
+                format!("shared byte {byte} is changed atomically by warp {warp}")
+            });
         }
         if c.count != 0 {
             if usize::from(c.warp) != me {
                 if c.count > clock[c.warp as usize] {
-                    let kind =
-                        if access == Access::Atomic { Kind::RaceWithAtomic } else { Kind::RaceWriteAfterWrite };
+                    let kind = if access == Access::Atomic {
+                        Kind::RaceWithAtomic
+                    } else {
+                        Kind::RaceWriteAfterWrite
+                    };
                     let who = self.writer(c.warp);
                     sink.report(kind, at, || format!("shared byte {byte} is also written by {who}"));
                 }
             } else if u32::from(c.lane) != at.lane && c.count == mine {
-                sink.report(Kind::WarpHazard, at, || format!("shared byte {byte} is also written by lane {}", c.lane));
+                sink.report(Kind::WarpHazard, at, || {
+                    format!("shared byte {byte} is also written by lane {}", c.lane)
+                });
             }
         }
         for (o, &r) in self.reads[g * self.warps..(g + 1) * self.warps].iter().enumerate() {

@@ -150,8 +150,8 @@ fn set_special(regs: &mut Regs, reg: Reg, s: Special, id: usize, warps: usize, p
             Special::LaneMask(k) => match k {
                 MaskKind::Eq => bit,
                 MaskKind::Lt => bit - 1,
-                MaskKind::Le => bit - 1 | bit,
-                MaskKind::Gt => !(bit - 1 | bit),
+                MaskKind::Le => (bit - 1) | bit,
+                MaskKind::Gt => !((bit - 1) | bit),
                 MaskKind::Ge => !(bit - 1),
             },
         }
@@ -240,7 +240,8 @@ impl Block<'_> {
             w.groups[gi].wait = Wait::No;
             let (mut pc, mut mask) = (w.groups[gi].pc, w.groups[gi].mask);
             let others = || w.groups.iter().enumerate().filter(move |(i, _)| *i != gi);
-            let next = others().filter(|(_, g)| g.wait == Wait::No).map(|(_, g)| g.pc).min().unwrap_or(u32::MAX);
+            let next =
+                others().filter(|(_, g)| g.wait == Wait::No).map(|(_, g)| g.pc).min().unwrap_or(u32::MAX);
             let waiting = others().any(|(_, g)| g.wait != Wait::No);
             loop {
                 if pc >= next || waiting && w.groups.iter().enumerate().any(|(i, g)| i != gi && g.pc == pc) {
@@ -385,7 +386,10 @@ impl Block<'_> {
         let absent = w.live & !groups.iter().fold(0, |m, g| m | g.mask);
         let mut detail = format!("lanes that must meet wait apart: {}", places.join(", "));
         if groups.len() == 1 {
-            detail += &format!("; the other lanes it names took another path or exited (live: {:#010x}, absent: {absent:#010x})", w.live);
+            detail += &format!(
+                "; the other lanes it names took another path or exited (live: {:#010x}, absent: {absent:#010x})",
+                w.live
+            );
         }
         let at = w.at(pc, groups.first().map_or(0, |g| g.mask.trailing_zeros() as usize));
         self.fatal(Kind::Divergence, at, detail)
@@ -416,7 +420,8 @@ impl Block<'_> {
     #[inline(never)]
     fn unwritten(&mut self, w: &Warp, pc: u32, bad: u32, what: &str) {
         for l in lanes(bad) {
-            self.sink.report(Kind::RegisterUninitialised, w.at(pc, l), || format!("{what} was never written"));
+            self.sink
+                .report(Kind::RegisterUninitialised, w.at(pc, l), || format!("{what} was never written"));
         }
     }
 

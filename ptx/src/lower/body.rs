@@ -114,7 +114,12 @@ impl Lowerer<'_> {
             }
             used = offset + bytes;
             self.names.bind(&p.name, Symbol::Parameter(offset));
-            all.push(Parameter { name: p.name.clone(), offset: offset as u32, bytes: bytes as u32, ty: p.ty });
+            all.push(Parameter {
+                name: p.name.clone(),
+                offset: offset as u32,
+                bytes: bytes as u32,
+                ty: p.ty,
+            });
         }
         (all, used as u32)
     }
@@ -186,7 +191,9 @@ impl Lowerer<'_> {
         if let Some(Operand::Arguments(r)) = rest.first() {
             (results, rest) = (&r[..], &rest[1..]);
         }
-        let Some(Operand::Name(name)) = rest.first() else { return Err("the function's name is missing".into()) };
+        let Some(Operand::Name(name)) = rest.first() else {
+            return Err("the function's name is missing".into());
+        };
         let arguments = match rest.get(1) {
             None => &[][..],
             Some(Operand::Arguments(a)) => &a[..],
@@ -294,6 +301,9 @@ impl Lowerer<'_> {
 fn fusible(opcode: &str) -> bool {
     let mut parts = opcode.split('.');
     matches!(parts.next(), Some("add" | "sub" | "mul"))
-        && opcode.rsplit('.').next().is_some_and(|t| matches!(t, "f32" | "f64" | "f16" | "f16x2" | "bf16" | "bf16x2"))
+        && opcode
+            .rsplit('.')
+            .next()
+            .is_some_and(|t| matches!(t, "f32" | "f64" | "f16" | "f16x2" | "bf16" | "bf16x2"))
         && !parts.any(|m| matches!(m, "rn" | "rz" | "rm" | "rp" | "sat"))
 }

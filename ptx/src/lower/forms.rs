@@ -368,7 +368,9 @@ impl Lowerer<'_> {
         count(i, 2..=2)?;
         let bits = ty.bytes() * 8;
         let parts = |o: &Operand| match Self::group(o).len() as u32 {
-            n @ (2 | 4) if bits / n >= 8 && matches!(ty, Ty::B16 | Ty::B32 | Ty::B64) => Ok((n as u8, (bits / n) as u8)),
+            n @ (2 | 4) if bits / n >= 8 && matches!(ty, Ty::B16 | Ty::B32 | Ty::B64) => {
+                Ok((n as u8, (bits / n) as u8))
+            }
             _ => Err(UNKNOWN.to_owned()),
         };
         if let Operand::Group(_) = &i.operands[1] {
@@ -379,7 +381,8 @@ impl Lowerer<'_> {
         } else {
             let (n, bits) = parts(&i.operands[0])?;
             self.targets(x, &i.operands[0], usize::from(n))?;
-            x.src[0] = self.names.operand(&i.operands[1], if ty == Ty::B64 { Width::W64 } else { Width::W32 })?;
+            x.src[0] =
+                self.names.operand(&i.operands[1], if ty == Ty::B64 { Width::W64 } else { Width::W32 })?;
             x.op = Op::Unpack { parts: n, bits };
         }
         Ok(())

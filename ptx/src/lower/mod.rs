@@ -110,7 +110,8 @@ pub fn module<'a>(file: &'a File, sm: u32, issues: &mut Vec<Issue>) -> (Scope<'a
                 Init::Address(name, offset) => match globals.get(name) {
                     Some(Global::Data(a)) => a.wrapping_add(*offset as u64),
                     _ => {
-                        let (what, why) = (v.name.clone(), format!("its initial value {name:?} is no variable"));
+                        let (what, why) =
+                            (v.name.clone(), format!("its initial value {name:?} is no variable"));
                         issues.push(Issue { line: v.line, function: String::new(), what, why });
                         continue;
                     }
@@ -119,7 +120,8 @@ pub fn module<'a>(file: &'a File, sm: u32, issues: &mut Vec<Issue>) -> (Scope<'a
             image[at + i * n..at + (i + 1) * n].copy_from_slice(&value.to_le_bytes()[..n]);
         }
     }
-    let functions = file.functions.iter().filter(|f| f.body.is_some()).map(|f| (f.name.as_str(), f)).collect();
+    let functions =
+        file.functions.iter().filter(|f| f.body.is_some()).map(|f| (f.name.as_str(), f)).collect();
     (Scope { globals, functions, sm }, image)
 }
 

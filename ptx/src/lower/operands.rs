@@ -204,7 +204,11 @@ impl<'a> Names<'a> {
             _ => return Err("a list where a value belongs".into()),
         };
         if matches!(r, Reg::P(_) | Reg::NotP(_)) != (width == Width::Bit) {
-            return Err(format!("{} where {} belongs", kind(r), if width == Width::Bit { "a predicate" } else { "a value" }));
+            return Err(format!(
+                "{} where {} belongs",
+                kind(r),
+                if width == Width::Bit { "a predicate" } else { "a value" }
+            ));
         }
         Ok(r)
     }
@@ -235,7 +239,9 @@ impl<'a> Names<'a> {
         match special(name) {
             Some(Named::Row(s)) => self.special(s),
             Some(Named::Value(v)) => self.constant(v, width),
-            None if name.starts_with('%') => Err(format!("register `{name}` is not declared and no special one that is supported")),
+            None if name.starts_with('%') => {
+                Err(format!("register `{name}` is not declared and no special one that is supported"))
+            }
             None => Err(format!("`{name}` is not declared")),
         }
     }
@@ -311,7 +317,8 @@ fn special(name: &str) -> Option<Named> {
         "%lanemask_ge" => Special::LaneMask(MaskKind::Ge),
         "%dynamic_smem_size" => Special::DynamicShared,
         // Time stands still; a block is a cluster of its own, on multiprocessor 0 of 1.
-        "%clock" | "%clock_hi" | "%clock64" | "%globaltimer" | "%globaltimer_lo" | "%smid" | "%cluster_ctarank" => {
+        "%clock" | "%clock_hi" | "%clock64" | "%globaltimer" | "%globaltimer_lo" | "%smid"
+        | "%cluster_ctarank" => {
             return Some(Named::Value(0));
         }
         "%nsmid" | "%cluster_nctarank" => return Some(Named::Value(1)),

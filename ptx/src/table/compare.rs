@@ -3,6 +3,8 @@ Comparisons of setp, named by comparison and type: `eq.s32`. How the result join
 
 Unordered comparisons (`equ`, `ltu` …) are true where an operand is NaN; ordered ones, `ne` included, are false.
 */
+// Unordered comparisons are negations of ordered ones, and `a < b || a > b` is not `a != b`: NaN.
+#![allow(clippy::neg_cmp_op_on_partial_ord, clippy::nonminimal_bool, clippy::double_comparisons)]
 
 use super::Rows;
 use crate::exec::regs::{Ftz, compare, compare_rare};
@@ -43,7 +45,6 @@ macro_rules! floats {
         floats!(@ $all, $how, "nan", $name, $t, $v, |a, b| a.is_nan() || b.is_nan());
     };
     (@ $all:ident, $how:ident, $op:literal, $name:literal, $t:ty, $v:expr, |$a:ident, $b:ident| $e:expr) => {
-        #[allow(clippy::neg_cmp_op_on_partial_ord)]
         $all.push((concat!("setp.", $op, ".", $name), $how!($t, |x, y| {
             let ($a, $b) = ($v(x), $v(y));
             $e

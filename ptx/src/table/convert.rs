@@ -160,16 +160,22 @@ fn to_halves(all: &mut Rows) {
     all.push(("cvt.rn.f16x2.f32", rare!((f32, f32) -> u32, |a, b| pack(f16(a), f16(b)))));
     all.push(("cvt.rn.f16.f32", rare!((f32) -> u32, |a| f16(a))));
     all.push(("cvt.rn.ftz.f16.f32", rare!((Ftz) -> u32, |a| f16(a.0))));
-    all.push(("cvt.rn.relu.bf16x2.f32", rare!((f32, f32) -> u32, |a, b| pack(bf16(relu(a).to_bits()), bf16(relu(b).to_bits())))));
+    all.push((
+        "cvt.rn.relu.bf16x2.f32",
+        rare!((f32, f32) -> u32, |a, b| pack(bf16(relu(a).to_bits()), bf16(relu(b).to_bits()))),
+    ));
     all.push(("cvt.rn.relu.bf16.f32", rare!((f32) -> u32, |a| bf16(relu(a).to_bits()))));
     all.push(("cvt.rn.relu.f16x2.f32", rare!((f32, f32) -> u32, |a, b| pack(f16(relu(a)), f16(relu(b))))));
     all.push(("cvt.rn.relu.f16.f32", rare!((f32) -> u32, |a| f16(relu(a)))));
     all.push(("cvt.rn.satfinite.f16.f32", rare!((f32) -> u16, |a| Half::F16.bits(finite(Half::F16, a)))));
     all.push(("cvt.rn.satfinite.bf16.f32", rare!((f32) -> u16, |a| Half::Bf16.bits(finite(Half::Bf16, a)))));
-    all.push(("cvt.rz.bf16x2.f32", rare!((f32, f32) -> u32, |a, b| {
-        let cut = |v: f32| u32::from(Half::Bf16.bits_toward_zero(f64::from(v)));
-        pack(cut(a), cut(b))
-    })));
+    all.push((
+        "cvt.rz.bf16x2.f32",
+        rare!((f32, f32) -> u32, |a, b| {
+            let cut = |v: f32| u32::from(Half::Bf16.bits_toward_zero(f64::from(v)));
+            pack(cut(a), cut(b))
+        }),
+    ));
     all.push(("cvt.rz.bf16.f32", rare!((f32) -> u16, |a| Half::Bf16.bits_toward_zero(f64::from(a)))));
     all.push(("cvt.rz.f16.f32", rare!((f32) -> u16, |a| toward_zero_f16(a))));
     all.push(("cvt.rn.f16.f64", rare!((f64) -> u16, |a| Half::F16.bits(a))));
@@ -186,7 +192,11 @@ fn to_halves(all: &mut Rows) {
 fn toward_zero_f16(a: f32) -> u16 {
     // Beyond the largest value toward zero is that value.
     let v = f64::from(a);
-    if v.is_finite() && v.abs() > 65504.0 { 0x7bff | u16::from(v < 0.0) << 15 } else { Half::F16.bits_toward_zero(v) }
+    if v.is_finite() && v.abs() > 65504.0 {
+        0x7bff | u16::from(v < 0.0) << 15
+    } else {
+        Half::F16.bits_toward_zero(v)
+    }
 }
 
 macro_rules! to_whole {
@@ -204,8 +214,14 @@ fn float_to_float(all: &mut Rows) {
     to_whole!(all, "rzi", trunc);
     to_whole!(all, "rmi", floor);
     to_whole!(all, "rpi", ceil);
-    all.push(("cvt.f32.f32", rare!((u32) -> u32, |a| if a & 0x7fff_ffff > 0x7f80_0000 { CANONICAL_NAN } else { a })));
-    all.push(("cvt.ftz.f32.f32", rare!((u32) -> u32, |a| if a & 0x7fff_ffff > 0x7f80_0000 { CANONICAL_NAN } else { flush(a) })));
+    all.push((
+        "cvt.f32.f32",
+        rare!((u32) -> u32, |a| if a & 0x7fff_ffff > 0x7f80_0000 { CANONICAL_NAN } else { a }),
+    ));
+    all.push((
+        "cvt.ftz.f32.f32",
+        rare!((u32) -> u32, |a| if a & 0x7fff_ffff > 0x7f80_0000 { CANONICAL_NAN } else { flush(a) }),
+    ));
     all.push(("cvt.sat.f32.f32", rare!((f32) -> f32, |a| sat(a))));
     all.push(("cvt.ftz.sat.f32.f32", rare!((Ftz) -> Ftz, |a| Ftz(sat(a.0)))));
     all.push(("cvt.rn.f32.f64", rare!((f64) -> f32, |a| a as f32)));
@@ -218,26 +234,44 @@ fn float_to_float(all: &mut Rows) {
 }
 
 fn eight_bit(all: &mut Rows) {
-    all.push(("cvt.rn.satfinite.e4m3x2.f32", rare!((f32, f32) -> u16, |a, b| {
-        u16::from(fp::e4m3(f64::from(a))) << 8 | u16::from(fp::e4m3(f64::from(b)))
-    })));
-    all.push(("cvt.rn.satfinite.e5m2x2.f32", rare!((f32, f32) -> u16, |a, b| {
-        u16::from(fp::e5m2(f64::from(a))) << 8 | u16::from(fp::e5m2(f64::from(b)))
-    })));
-    all.push(("cvt.rn.satfinite.e4m3x2.f16x2", rare!((u32) -> u16, |a| {
-        let byte = |h: u32| u16::from(fp::e4m3(Half::F16.value(h as u16)));
-        byte(a >> 16) << 8 | byte(a)
-    })));
-    all.push(("cvt.rn.satfinite.e5m2x2.f16x2", rare!((u32) -> u16, |a| {
-        let byte = |h: u32| u16::from(fp::e5m2(Half::F16.value(h as u16)));
-        byte(a >> 16) << 8 | byte(a)
-    })));
-    all.push(("cvt.rn.f16x2.e4m3x2", rare!((u16) -> u32, |a| {
-        let half = |b: u16| u32::from(Half::F16.bits(fp::e4m3_value(b as u8)));
-        pack(half(a >> 8), half(a))
-    })));
-    all.push(("cvt.rn.f16x2.e5m2x2", rare!((u16) -> u32, |a| {
-        let half = |b: u16| u32::from(Half::F16.bits(fp::e5m2_value(b as u8)));
-        pack(half(a >> 8), half(a))
-    })));
+    all.push((
+        "cvt.rn.satfinite.e4m3x2.f32",
+        rare!((f32, f32) -> u16, |a, b| {
+            u16::from(fp::e4m3(f64::from(a))) << 8 | u16::from(fp::e4m3(f64::from(b)))
+        }),
+    ));
+    all.push((
+        "cvt.rn.satfinite.e5m2x2.f32",
+        rare!((f32, f32) -> u16, |a, b| {
+            u16::from(fp::e5m2(f64::from(a))) << 8 | u16::from(fp::e5m2(f64::from(b)))
+        }),
+    ));
+    all.push((
+        "cvt.rn.satfinite.e4m3x2.f16x2",
+        rare!((u32) -> u16, |a| {
+            let byte = |h: u32| u16::from(fp::e4m3(Half::F16.value(h as u16)));
+            byte(a >> 16) << 8 | byte(a)
+        }),
+    ));
+    all.push((
+        "cvt.rn.satfinite.e5m2x2.f16x2",
+        rare!((u32) -> u16, |a| {
+            let byte = |h: u32| u16::from(fp::e5m2(Half::F16.value(h as u16)));
+            byte(a >> 16) << 8 | byte(a)
+        }),
+    ));
+    all.push((
+        "cvt.rn.f16x2.e4m3x2",
+        rare!((u16) -> u32, |a| {
+            let half = |b: u16| u32::from(Half::F16.bits(fp::e4m3_value(b as u8)));
+            pack(half(a >> 8), half(a))
+        }),
+    ));
+    all.push((
+        "cvt.rn.f16x2.e5m2x2",
+        rare!((u16) -> u32, |a| {
+            let half = |b: u16| u32::from(Half::F16.bits(fp::e5m2_value(b as u8)));
+            pack(half(a >> 8), half(a))
+        }),
+    ));
 }

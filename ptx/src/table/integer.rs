@@ -105,11 +105,11 @@ fn arithmetic() -> Rows {
         ("mad.lo.{u64,s64}", kern!((u64, u64, u64) -> u64, |a, b, c| a.wrapping_mul(b).wrapping_add(c))),
         (
             "mad.hi.u32",
-            rare!((u32, u32, u32) -> u32, |a, b, c| ((u64::from(a) * u64::from(b) >> 32) as u32).wrapping_add(c)),
+            rare!((u32, u32, u32) -> u32, |a, b, c| (((u64::from(a) * u64::from(b)) >> 32) as u32).wrapping_add(c)),
         ),
         (
             "mad.hi.s32",
-            rare!((i32, i32, i32) -> i32, |a, b, c| ((i64::from(a) * i64::from(b) >> 32) as i32).wrapping_add(c)),
+            rare!((i32, i32, i32) -> i32, |a, b, c| (((i64::from(a) * i64::from(b)) >> 32) as i32).wrapping_add(c)),
         ),
         ("div.u16", rare!((u16, u16) -> u16, |a, b| a.checked_div(b).unwrap_or(!0))),
         ("div.s16", rare!((i16, i16) -> i16, |a, b| if b == 0 { -1 } else { a.wrapping_div(b) })),

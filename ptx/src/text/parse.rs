@@ -461,13 +461,7 @@ impl<'t> Parser<'t> {
         }
         if self.take(b'[') {
             let base = self.operand(depth + 1)?;
-            let offset = if self.take(b'+') {
-                self.signed()?
-            } else if self.is(b'-') {
-                self.signed()?
-            } else {
-                0
-            };
+            let offset = if self.take(b'+') || self.is(b'-') { self.signed()? } else { 0 };
             if self.is(b',') {
                 return Err("tensor coordinates are not supported".into());
             }

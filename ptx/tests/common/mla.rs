@@ -68,7 +68,8 @@ fn decode_and(m: &Module, len: usize, options: &Options, judge: bool) -> Run {
         Arg::U32(splits as u32),
         Arg::F32(scale_log2()),
     ];
-    let mut outcomes = vec![go(m, "mla_decode", [splits as u32, 1, 1], 128, DECODE_SHARED, &args, &mut mem, options)];
+    let mut outcomes =
+        vec![go(m, "mla_decode", [splits as u32, 1, 1], 128, DECODE_SHARED, &args, &mut mem, options)];
     let mut words = read32(&mem, po);
     words.extend(read32(&mem, ml));
     if !judge || m.kernel("mla_merge").is_none() {
@@ -225,7 +226,8 @@ fn scaled_halves(bytes: &mut [u8], n: usize, stride: usize, at: usize, count: us
             let bits = v.to_bits();
             let e = (bits >> 23) as i32 - 127 + 15;
             let h = if e <= 0 { 0 } else { (e as u32) << 10 | bits >> 13 & 0x3ff };
-            bytes[b * stride + at + 2 * c..b * stride + at + 2 * c + 2].copy_from_slice(&(h as u16).to_le_bytes());
+            bytes[b * stride + at + 2 * c..b * stride + at + 2 * c + 2]
+                .copy_from_slice(&(h as u16).to_le_bytes());
         }
     }
 }
@@ -243,7 +245,16 @@ pub fn q4k(m: &Module, options: &Options) -> Run {
     scaled_halves(&mut src, n, 144, 0, 2, 42);
     let mut mem = Memory::new();
     let (ds, y) = (mem.alloc_from(&src).unwrap(), mem.alloc((n * 512) as u64).unwrap());
-    let o = go(m, "dequant_q4_k", [n as u32, 1, 1], 32, 0, &[Arg::Pointer(ds), Arg::Output(y)], &mut mem, options);
+    let o = go(
+        m,
+        "dequant_q4_k",
+        [n as u32, 1, 1],
+        32,
+        0,
+        &[Arg::Pointer(ds), Arg::Output(y)],
+        &mut mem,
+        options,
+    );
     let mut want = Vec::new();
     for b in src.chunks(144) {
         let (d, min, sc, qs) = (half(b), half(&b[2..]), &b[4..16], &b[16..]);
@@ -271,7 +282,16 @@ pub fn q6k(m: &Module, options: &Options) -> Run {
     scaled_halves(&mut src, n, 210, 208, 1, 44);
     let mut mem = Memory::new();
     let (ds, y) = (mem.alloc_from(&src).unwrap(), mem.alloc((n * 512) as u64).unwrap());
-    let o = go(m, "dequant_q6_k", [n as u32, 1, 1], 64, 0, &[Arg::Pointer(ds), Arg::Output(y)], &mut mem, options);
+    let o = go(
+        m,
+        "dequant_q6_k",
+        [n as u32, 1, 1],
+        64,
+        0,
+        &[Arg::Pointer(ds), Arg::Output(y)],
+        &mut mem,
+        options,
+    );
     let mut want = Vec::new();
     for b in src.chunks(210) {
         let (ql, qh, sc, d) = (&b[..128], &b[128..192], &b[192..208], half(&b[208..]));

@@ -1,5 +1,5 @@
 //! Inputs, formats and launches that the tests share.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::print_stdout)]
 
 use mla_ptx::{Address, Arg, Memory, Module, Options, Outcome, launch};
 
@@ -68,6 +68,7 @@ pub fn load(name: &str) -> Module {
     Module::parse_partly(&std::fs::read_to_string(&path).unwrap()).unwrap()
 }
 
+#[allow(clippy::too_many_arguments)]
 /// Runs and insists that it could be launched.
 pub fn go(
     module: &Module,
@@ -94,8 +95,7 @@ pub fn error(got: &[f64], want: &[f64]) -> f64 {
 
 /// softmax(q · kᵀ · scale) · v for one query over rows of keys; `values`: leading columns of a key that are its value.
 pub fn attention(q: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64) -> (Vec<f64>, f64) {
-    let s: Vec<f64> =
-        keys.iter().map(|k| k.iter().zip(q).map(|(a, b)| a * b).sum::<f64>() * scale).collect();
+    let s: Vec<f64> = keys.iter().map(|k| k.iter().zip(q).map(|(a, b)| a * b).sum::<f64>() * scale).collect();
     let m = s.iter().fold(f64::NEG_INFINITY, |m, &x| m.max(x));
     let p: Vec<f64> = s.iter().map(|x| (x - m).exp()).collect();
     let sum: f64 = p.iter().sum();
