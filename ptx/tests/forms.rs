@@ -157,7 +157,7 @@ fn sh(n: u64, width: u64) -> u32 {
 macro_rules! forms {
     ($($name:ident: $form:literal $sig:literal |$a:pat_param, $b:pat_param, $c:pat_param, $d:pat_param| $e:expr;)+) => {
         $(#[test]
-        #[allow(clippy::cast_lossless, clippy::float_cmp)]
+        #[allow(clippy::precedence, clippy::manual_checked_ops)]
         fn $name() {
             check($form, $sig, |$a, $b, $c, $d| $e);
         })+

@@ -57,8 +57,8 @@ fn lanes(body: &str, want: impl Fn(&[u32], usize) -> u32) {
     let m = kernel(0, &format!("ld.global.u32 %r0, [%in]; {body} st.global.u32 [%out], %r1;"));
     let x = words(32, 5);
     let got = clean(&m, 32, &x, 32);
-    for l in 0..32 {
-        assert_eq!(got[l], want(&x, l), "{body}, lane {l}");
+    for (l, g) in got.iter().enumerate() {
+        assert_eq!(*g, want(&x, l), "{body}, lane {l}");
     }
 }
 
