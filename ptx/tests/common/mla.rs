@@ -202,10 +202,10 @@ pub fn rope(m: &Module, options: &Options) -> Run {
     ];
     let o = go(m, "rope", [8, 2, 1], 32, 0, &args, &mut mem, options);
     let mut want: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
-    for t in 0..8 {
+    for (t, &position) in pos.iter().enumerate() {
         for h in 0..2 {
             for i in 0..32 {
-                let angle = f64::from(pos[t]) * 10000f64.powf(-2.0 * i as f64 / 64.0);
+                let angle = f64::from(position) * 10000f64.powf(-2.0 * i as f64 / 64.0);
                 let at = (t * 2 + h) * 64 + 2 * i;
                 let (a, b) = (f64::from(x[at]), f64::from(x[at + 1]));
                 want[at] = a * angle.cos() - b * angle.sin();
