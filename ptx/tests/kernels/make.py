@@ -40,6 +40,8 @@ def only(text, names):
     body = head + "".join(keep)
     # Debug sections speak of every entry.
     body = re.sub(r"(?ms)^\s*\.section\s+\.debug.*", "", body)
+    # NVRTC puts the folder it runs in before the name.
+    body = re.sub(r'(?m)^(\s*\.file\s+\d+ ")[^"]*/', r"\1", body)
     return re.sub(r"(?m)^\s*//[^\n]*\n", "", body)
 
 
@@ -91,6 +93,7 @@ if __name__ == "__main__":
     for arch in ("compute_90", "compute_120"):
         make(f"mla_{arch}.ptx", "mla.cu", MLA, arch, lineinfo=True)
         make(f"decode_{arch}.ptx", "decode.cu", DECODE, arch)
+        make(f"tile_{arch}.ptx", "tile.cu", ["tile_bf16", "tile_f16"], arch)
     make("misc_compute_120.ptx", "misc.cu", ["divergent", "half_math", "double_math"], "compute_120")
     for name, (entry, old, new) in FAULTS.items():
         make(f"faults/{name}.ptx", "mla.cu", [entry], "compute_120", edit=(old, new))
