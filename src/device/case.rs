@@ -137,12 +137,12 @@ trait Rounded: Sized {
 }
 impl Rounded for half::f16 {
     fn rounded(x: f64) -> Self {
-        Self::from_f64(x)
+        Self::from_f32(mla_numeric::DType::F16.round(x) as f32)
     }
 }
 impl Rounded for half::bf16 {
     fn rounded(x: f64) -> Self {
-        Self::from_f64(x)
+        Self::from_f32(mla_numeric::DType::Bf16.round(x) as f32)
     }
 }
 impl Rounded for f32 {
