@@ -1,14 +1,17 @@
 /*!
 `Device` can be implemented, and host code written once against it finds what goes wrong.
 
-The device here is host memory that keeps track of written bytes; its one kernel adds a number to f32 values. It stands
-for devices that report reads of poison.
+The first device here is host memory that keeps track of written bytes; its one kernel adds a number to f32 values. It
+stands for devices that report reads of poison when waiting. The second is the PTX machine, which runs the same kernel
+from committed PTX.
 */
 
+use mla_check::device::ptx::{Found, PtxMachine};
 use mla_check::device::{
     Arg, Buffer, Device, Error, Launch, Limits, Module, Owner, Packed, Pattern, Problem, range,
 };
 use mla_check::nvrtc::{Compiled, PINNED, Parameter, Resources, Target};
+use mla_ptx::Kind;
 use std::collections::HashMap;
 
 struct Memory {
@@ -160,7 +163,7 @@ fn code(target: Target) -> Compiled {
         target,
         version: PINNED,
         name: "add.cu".into(),
-        ptx: String::new(),
+        ptx: include_str!("../fixtures/ptx/add.ptx").into(),
         cubin: None,
         log: String::new(),
         kernels: vec![kernel],
@@ -193,11 +196,105 @@ fn add(device: &mut dyn Device, x: &[f32], c: f32, written: usize) -> Result<Vec
     Ok(out.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
 }
 
+fn machine() -> PtxMachine {
+    PtxMachine::new(Target::sm(120)).unwrap()
+}
+
+/// Two devices of each kind.
+fn pairs() -> [[Box<dyn Device>; 2]; 2] {
+    [[Box::new(Host::new()), Box::new(Host::new())], [Box::new(machine()), Box::new(machine())]]
+}
+
 #[test]
 fn host_code_runs_on_a_device_behind_the_trait() {
+    for [mut device, _] in pairs() {
+        let sums = add(&mut *device, &[1.0, 2.5, -3.0], 0.5, 3).unwrap();
+        assert_eq!(sums, [1.5, 3.0, -2.5], "{}", device.describe());
+    }
     let mut host = Host::new();
-    assert_eq!(add(&mut host, &[1.0, 2.5, -3.0], 0.5, 3).unwrap(), [1.5, 3.0, -2.5]);
+    add(&mut host, &[1.0], 0.5, 1).unwrap();
     assert!(host.buffers.is_empty());
+    let mut machine = machine();
+    add(&mut machine, &[1.0, 2.5, -3.0], 0.5, 3).unwrap();
+    assert_eq!(machine.take_findings(), []);
+    assert!(machine.counts().warp_instructions > 0);
+}
+
+/// The launch goes on, as on a GPU; the finding names instruction, source line, lane and buffer.
+#[test]
+fn on_the_ptx_machine_it_is_a_finding_and_no_error() {
+    let mut machine = machine();
+    let sums = add(&mut machine, &[1.0, 2.5], 0.5, 1).unwrap();
+    assert!(sums[0] == 1.5 && sums[1].is_nan(), "{sums:?}");
+    let found = machine.take_findings();
+    assert_eq!(found.len(), 1, "{found:?}");
+    let Found { code, finding } = &found[0];
+    assert_eq!((&**code, finding.kind, finding.source_line), ("add.cu", Kind::GlobalUninitialised, 4));
+    assert_eq!((finding.lanes, finding.count), (0b10, 1));
+    assert!(finding.detail.contains("(x + 4)"), "{finding}");
+    assert_eq!(machine.take_findings(), []);
+}
+
+/// `kernel` of the committed PTX over buffers of three values, and what was found, by name.
+fn run(kernel: &str, arguments: impl Fn([Buffer; 2]) -> Vec<Arg>) -> Vec<(String, String)> {
+    let mut machine = machine();
+    let module = machine.load(&code(Target::sm(120))).unwrap();
+    let [x, y] = ["x", "y"].map(|what| machine.allocate(12, what).unwrap());
+    machine.fill(x, Pattern::Bits32(0x3f80_0000)).unwrap();
+    let arguments = arguments([x, y]);
+    let (grid, block, dynamic_shared) = ([1; 3], [32, 1, 1], 0);
+    machine.launch(&Launch { module, kernel, grid, block, dynamic_shared, arguments: &arguments }).unwrap();
+    let found = machine.take_findings().into_iter();
+    found.map(|f| (f.finding.kind.name().into(), f.finding.detail)).collect()
+}
+
+#[test]
+fn an_output_must_be_written_whole_and_an_inout_need_not() {
+    let found = run("add_short", |[x, y]| vec![Arg::In(x), Arg::Out(y), 3u32.into(), 1f32.into()]);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].0, "output-unwritten");
+    assert!(found[0].1.starts_with("4 bytes") && found[0].1.contains("(y + 0)"), "{found:?}");
+    let found = run("add_short", |[x, y]| vec![Arg::In(x), Arg::InOut(y), 3u32.into(), 1f32.into()]);
+    assert_eq!(found, []);
+}
+
+#[test]
+fn what_lies_behind_a_buffer_is_found_with_its_name() {
+    let found = run("add_unguarded", |[x, y]| vec![Arg::In(x), Arg::Out(y), 3u32.into(), 1f32.into()]);
+    let kinds: Vec<_> = found.iter().map(|f| &*f.0).collect();
+    assert_eq!(kinds, ["global-out-of-bounds"; 2], "{found:?}");
+    assert!(found.iter().any(|f| f.1.contains("(x + 12)")), "{found:?}");
+    assert!(found.iter().any(|f| f.1.contains("(y + 12)")), "{found:?}");
+}
+
+#[test]
+fn the_machine_keeps_the_targets_limits_and_forgets_what_is_freed() {
+    let mut machine = machine();
+    let module = machine.load(&code(Target::sm(120))).unwrap();
+    let x = machine.allocate(4, "x").unwrap();
+    machine.fill(x, Pattern::Bits8(0)).unwrap();
+    assert!(machine.is_written(x).unwrap());
+    machine.poison(x, Pattern::Bits8(0)).unwrap();
+    assert!(!machine.is_written(x).unwrap());
+    let arguments = [Arg::In(x), 0u64.into(), 0u32.into(), 0f32.into()];
+    let launch = Launch {
+        module,
+        kernel: "add",
+        grid: [1; 3],
+        block: [1; 3],
+        dynamic_shared: 101_376,
+        arguments: &arguments,
+    };
+    machine.launch(&launch).unwrap();
+    let error = machine.launch(&Launch { dynamic_shared: 101_377, ..launch.clone() }).unwrap_err();
+    assert!(matches!(error.problem(), Problem::Exceeded(_)), "{error}");
+    let error = machine.launch(&Launch { block: [1025, 1, 1], ..launch.clone() }).unwrap_err();
+    assert!(matches!(error.problem(), Problem::Shape { value: 1025, .. }), "{error}");
+    machine.free(x).unwrap();
+    assert!(matches!(machine.launch(&launch).unwrap_err().problem(), Problem::Buffer));
+    assert!(matches!(PtxMachine::new(Target::sm(75)).err().unwrap().problem(), Problem::Target { .. }));
+    let text = Compiled::of_ptx("x.ptx", Target::compute(120), "int x;");
+    assert!(matches!(machine.load(&text).unwrap_err().problem(), Problem::Module { .. }));
 }
 
 #[test]
@@ -209,53 +306,66 @@ fn a_kernel_that_reads_what_was_never_written_is_found_when_waiting() {
 
 #[test]
 fn poison_and_fill_set_the_same_bytes_and_differ_in_what_counts_as_written() {
+    for [mut device, _] in pairs() {
+        set_patterns(&mut *device);
+    }
     let mut host = Host::new();
-    let b = host.allocate(8, "scratch").unwrap();
+    let b = host.allocate(4, "x").unwrap();
+    host.fill(b, Pattern::NAN).unwrap();
+    assert_eq!(host.memory(b).unwrap().written, [true; 4]);
+    host.poison(b, Pattern::NAN).unwrap();
+    assert_eq!(host.memory(b).unwrap().written, [false; 4]);
+}
+
+fn set_patterns(device: &mut dyn Device) {
+    let b = device.allocate(8, "scratch").unwrap();
     let pattern = Pattern::Bits32(0x44c0_0000); // 1.5 · 2^10 in f32
     for written in [true, false] {
-        if written { host.fill(b, pattern) } else { host.poison(b, pattern) }.unwrap();
+        device.fill(b, Pattern::NAN).unwrap();
+        if written { device.fill(b, pattern) } else { device.poison(b, pattern) }.unwrap();
         let mut bytes = [0; 8];
-        host.read(b, 0, &mut bytes).unwrap();
-        assert_eq!(
-            bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<_>>(),
-            [1536.0; 2]
-        );
-        assert_eq!(host.memory(b).unwrap().written, [written; 8]);
+        device.read(b, 0, &mut bytes).unwrap();
+        let values = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<_>>();
+        assert_eq!(values, [1536.0; 2], "{}", device.describe());
     }
-    let odd = host.allocate(6, "odd").unwrap();
-    let error = host.poison(odd, pattern).unwrap_err();
+    let odd = device.allocate(6, "odd").unwrap();
+    let error = device.poison(odd, pattern).unwrap_err();
     assert!(matches!(error.problem(), Problem::Pattern { bytes: 6, pattern: 4 }), "{error}");
-    host.poison(odd, Pattern::Bits16(0x44c0)).unwrap();
+    device.poison(odd, Pattern::Bits16(0x44c0)).unwrap();
 }
 
 #[test]
 fn handles_of_another_device_and_freed_ones_are_refused() {
-    let (mut a, mut b) = (Host::new(), Host::new());
-    let buffer = a.allocate(4, "x").unwrap();
-    assert!(matches!(b.write(buffer, 0, &[0]).unwrap_err().problem(), Problem::Buffer));
-    a.free(buffer).unwrap();
-    assert!(matches!(a.free(buffer).unwrap_err().problem(), Problem::Buffer));
-    assert_ne!(a.allocate(4, "x").unwrap(), buffer);
-    let module = a.load(&code(a.target())).unwrap();
-    let launch =
-        Launch { module, kernel: "add", grid: [1; 3], block: [1; 3], dynamic_shared: 0, arguments: &[] };
-    assert!(matches!(b.launch(&launch).unwrap_err().problem(), Problem::Module { .. }));
-    let error = a.launch(&Launch { kernel: "sub", ..launch.clone() }).unwrap_err();
-    assert!(error.to_string().contains("there are: add"), "{error}");
-    assert!(matches!(a.launch(&launch).unwrap_err().problem(), Problem::Count { found: 0, expected: 4 }));
-    assert!(matches!(a.load(&code(Target::sm(90))).unwrap_err().problem(), Problem::Module { .. }));
+    for [mut a, mut b] in pairs() {
+        let buffer = a.allocate(4, "x").unwrap();
+        assert!(matches!(b.write(buffer, 0, &[0]).unwrap_err().problem(), Problem::Buffer));
+        a.free(buffer).unwrap();
+        assert!(matches!(a.free(buffer).unwrap_err().problem(), Problem::Buffer));
+        assert_ne!(a.allocate(4, "x").unwrap(), buffer);
+        let module = a.load(&code(a.target())).unwrap();
+        let (kernel, arguments) = ("add", &[]);
+        let launch = Launch { module, kernel, grid: [1; 3], block: [1; 3], dynamic_shared: 0, arguments };
+        assert!(matches!(b.launch(&launch).unwrap_err().problem(), Problem::Module { .. }));
+        let error = a.launch(&Launch { kernel: "sub", ..launch.clone() }).unwrap_err();
+        assert!(error.to_string().contains("there are: add"), "{error}");
+        let error = a.launch(&launch).unwrap_err();
+        assert!(matches!(error.problem(), Problem::Count { found: 0, expected: 4 }), "{error}");
+        assert!(matches!(a.load(&code(Target::sm(90))).unwrap_err().problem(), Problem::Module { .. }));
+    }
 }
 
 #[test]
 fn copies_outside_of_a_buffer_and_too_much_memory_are_errors() {
-    let mut host = Host::new();
-    let b = host.allocate(8, "cache").unwrap();
-    let error = host.write(b, 6, &[0; 3]).unwrap_err();
-    assert!(error.to_string().contains("bytes 6 to 9 lie outside of the buffer's 8"), "{error}");
-    assert_eq!(error.place(), "cache");
-    assert!(host.read(b, u64::MAX, &mut [0; 2]).is_err());
-    assert!(host.write(b, 8, &[]).is_ok());
-    assert!(matches!(host.allocate(1 << 40, "cache").unwrap_err().problem(), Problem::Memory { .. }));
+    for [mut device, _] in pairs() {
+        let b = device.allocate(8, "cache").unwrap();
+        let error = device.write(b, 6, &[0; 3]).unwrap_err();
+        assert!(error.to_string().contains("bytes 6 to 9 lie outside of the buffer's 8"), "{error}");
+        assert_eq!(error.place(), "cache");
+        assert!(device.read(b, u64::MAX, &mut [0; 2]).is_err());
+        assert!(device.write(b, 8, &[]).is_ok());
+        let error = device.allocate(1 << 40, "cache").unwrap_err();
+        assert!(matches!(error.problem(), Problem::Memory { .. }), "{error}");
+    }
 }
 
 /// What a device hands to its driver.

@@ -79,7 +79,7 @@ enum Command {
     Calibrate(calibrate::CalibrateArgs),
     /// Find the smallest fault of each kind that the judge sees
     Sensitivity(sensitivity::SensitivityArgs),
-    /// Compile a kernel file for a target, with no GPU, and show what its kernels take
+    /// Check a kernel file, CUDA C++ or PTX, with no GPU: what its kernels take, and one launch of them
     Ptx(ptx::PtxArgs),
     /// Show which engines this machine can run, and what is missing
     Devices(devices::DevicesArgs),

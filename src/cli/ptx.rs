@@ -1,24 +1,34 @@
-/*! `mla-check ptx`: a kernel file compiled for a target without a GPU, and what its kernels take of the target's limits. */
+/*!
+`mla-check ptx`: a kernel file compiled for a target without a GPU, and what its kernels take of the target's limits; its
+PTX, or a PTX file, as the PTX machine reads it; and one launch on that machine.
+*/
+
+mod launched;
+mod look;
 
 use super::out::{Failure, Output};
 use super::text::{escape, size, wrap};
 use crate::device::Limits;
-use crate::nvrtc::{Compiled, Error, Nvrtc, Options, Problem, Resources, Search, Source, Target};
+use crate::device::case::Case;
+use crate::nvrtc::{Compiled, Error, Kind, Nvrtc, Options, Problem, Resources, Search, Source, Target};
 use clap::Args;
+use launched::Launched;
+use look::Look;
+use mla_ptx::Module;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// Options of `ptx`.
 #[derive(Args)]
 #[command(
-    after_help = "Needs NVRTC, NVIDIA's compiler library, and no GPU: pip install 'nvidia-cuda-nvrtc==13.0.*'\n\nExample: mla-check ptx kernels/attention.cu --target sm_120"
+    after_help = "CUDA C++ needs NVRTC, NVIDIA's compiler library: pip install 'nvidia-cuda-nvrtc==13.0.*'. PTX needs nothing, and neither needs a GPU.\n\nExit codes: 0 clean; 1 a kernel has an instruction that the PTX machine does not run, or --launch found something; 2 unreadable file or case, or a launch that can't be made.\n\nExample: mla-check ptx kernels/attention.cu --target sm_120\nExample: mla-check ptx attention.ptx --launch case.toml"
 )]
 pub struct PtxArgs {
-    /// Kernel file, CUDA C++
-    #[arg(value_name = "FILE.cu")]
+    /// Kernel file: CUDA C++, or PTX where its name ends in .ptx
+    #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Architecture to compile for: sm_120, sm_90a, or compute_120 for PTX only; repeatable
-    #[arg(long = "target", value_name = "TARGET", default_value = "sm_120")]
+    /// Architecture to compile for: sm_120 (the default), sm_90a, or compute_120 for PTX only; repeatable
+    #[arg(long = "target", value_name = "TARGET")]
     targets: Vec<Target>,
     /// A macro
     #[arg(short = 'D', value_name = "NAME=VALUE", value_parser = definition)]
@@ -35,6 +45,9 @@ pub struct PtxArgs {
     /// NVRTC: libnvrtc.so or its folder, instead of MLA_CHECK_NVRTC
     #[arg(long, value_name = "PATH")]
     nvrtc: Option<PathBuf>,
+    /// Run one launch on the PTX machine; docs/ptx.md has the file's form
+    #[arg(long, value_name = "CASE.toml")]
+    launch: Option<PathBuf>,
 }
 
 fn definition(text: &str) -> Result<(String, String), String> {
@@ -53,8 +66,8 @@ struct Report {
     schema: &'static str,
     version: &'static str,
     file: String,
-    nvrtc: String,
-    library: String,
+    nvrtc: Option<String>,
+    library: Option<String>,
     warnings: Vec<String>,
     targets: Vec<TargetReport>,
 }
@@ -68,16 +81,76 @@ struct TargetReport {
     kernels: Vec<Resources>,
     diagnostics: String,
     notices: Vec<String>,
+    ptx: Look,
+    launch: Option<Launched>,
 }
 
 /// Runs the command.
 pub fn main(args: &PtxArgs, out: &mut Output) -> Result<u8, Failure> {
-    if args.save.is_some() && args.targets.len() > 1 {
+    let is_ptx = args.file.extension().is_some_and(|e| e.eq_ignore_ascii_case("ptx"));
+    let report = if is_ptx { of_ptx(args)? } else { of_source(args, out)? };
+    let clean = report.targets.iter().all(|t| t.ptx.runs() && t.launch.as_ref().is_none_or(Launched::clean));
+    if out.json() {
+        out.print_json(&report)?;
+    } else {
+        for warning in &report.warnings {
+            out.warn(warning);
+        }
+        if !out.quiet() {
+            out.print(&text(&report, out.width()))?;
+        }
+    }
+    Ok(u8::from(!clean))
+}
+
+fn of_ptx(args: &PtxArgs) -> Result<Report, Failure> {
+    let compiles = !args.targets.is_empty()
+        || !args.defines.is_empty()
+        || args.max_registers.is_some()
+        || args.fmad
+        || args.save.is_some()
+        || args.nvrtc.is_some();
+    if compiles {
+        return Err(Failure::Input(
+            "a PTX file is not compiled\n  where: --target, -D, --max-registers, --fmad, --save or --nvrtc\n  do: leave them out, or give the CUDA C++ file"
+                .into(),
+        ));
+    }
+    let case = args.launch.as_deref().map(launched::read).transpose()?;
+    let source = read(&args.file)?;
+    let unread = |what: String| {
+        let place = escape(&args.file.display().to_string());
+        Failure::Input(shown(&format!(
+            "{what}\n  where: {place}\n  do: give PTX text as NVRTC or nvcc -ptx writes it"
+        )))
+    };
+    let module = Module::parse_partly(&source.text).map_err(|e| unread(e.to_string()))?;
+    // `sm_90a, debug`: the architecture is the first.
+    let named = module.target().split([',', ' ']).next().unwrap_or_default();
+    let target = named.parse::<Target>().map_err(|e| unread(format!("its .target: {e}")))?;
+    let code = Compiled::of_ptx(source.name, Target { kind: Kind::Virtual, ..target }, source.text);
+    Ok(Report {
+        schema: "mla-check.ptx/1",
+        version: env!("CARGO_PKG_VERSION"),
+        file: args.file.display().to_string(),
+        nvrtc: None,
+        library: None,
+        warnings: Vec::new(),
+        targets: vec![of_target(&code, case.as_ref())?],
+    })
+}
+
+fn of_source(args: &PtxArgs, out: &mut Output) -> Result<Report, Failure> {
+    let default = [Target::sm(120)];
+    let targets = if args.targets.is_empty() { &default[..] } else { &args.targets };
+    let one = [(args.save.is_some(), "--save writes one file"), (args.launch.is_some(), "--launch runs one")];
+    if let Some((_, what)) = one.iter().find(|(given, _)| *given && targets.len() > 1) {
         return Err(Failure::Input(format!(
-            "--save writes one file, but there are {} targets\n  where: --target\n  do: name one target, or run once for each",
-            args.targets.len()
+            "{what}, but there are {} targets\n  where: --target\n  do: name one target, or run once for each",
+            targets.len()
         )));
     }
+    let case = args.launch.as_deref().map(launched::read).transpose()?;
     let source = read(&args.file)?;
     let mut search = Search::from_environment();
     search.named = args.nvrtc.clone().or(search.named);
@@ -89,12 +162,14 @@ pub fn main(args: &PtxArgs, out: &mut Output) -> Result<u8, Failure> {
         defines: args.defines.clone(),
         fmad: args.fmad,
         max_registers: args.max_registers,
+        // Findings name source lines by them.
+        line_info: args.launch.is_some(),
         ..Options::default()
     };
     let bar = out.progress(0);
     bar.set_message(format!("compiling {}", source.name));
     let compiled: Result<Vec<Compiled>, Error> =
-        nvrtc.compile_all(&source, &args.targets, &options).into_iter().collect();
+        nvrtc.compile_all(&source, targets, &options).into_iter().collect();
     bar.finish_and_clear();
     let compiled = compiled.map_err(|e| match e.problem() {
         Problem::Code { .. } => Failure::Broke(shown(&e.to_string())),
@@ -104,32 +179,21 @@ pub fn main(args: &PtxArgs, out: &mut Output) -> Result<u8, Failure> {
     if let (Some(path), [code]) = (&args.save, &compiled[..]) {
         save(path, &code.ptx)?;
     }
-    let report = Report {
+    Ok(Report {
         schema: "mla-check.ptx/1",
         version: env!("CARGO_PKG_VERSION"),
         file: args.file.display().to_string(),
-        nvrtc: nvrtc.version().to_string(),
-        library: nvrtc.place().into(),
+        nvrtc: Some(nvrtc.version().to_string()),
+        library: Some(nvrtc.place().into()),
         warnings: nvrtc.notice().iter().map(ToString::to_string).collect(),
-        targets: compiled.iter().map(target).collect(),
-    };
-    if out.json() {
-        out.print_json(&report)?;
-        return Ok(0);
-    }
-    for warning in &report.warnings {
-        out.warn(warning);
-    }
-    if !out.quiet() {
-        out.print(&text(&report, out.width()))?;
-    }
-    Ok(0)
+        targets: compiled.iter().map(|c| of_target(c, case.as_ref())).collect::<Result<_, _>>()?,
+    })
 }
 
 fn read(path: &Path) -> Result<Source, Failure> {
     let fail = |what: String| {
         Failure::Input(format!(
-            "{what}\n  where: {}\n  do: give a kernel file, CUDA C++ in UTF-8",
+            "{what}\n  where: {}\n  do: give a kernel file, CUDA C++ or PTX, in UTF-8",
             escape(&path.display().to_string())
         ))
     };
@@ -149,11 +213,16 @@ fn save(path: &Path, ptx: &str) -> Result<(), Failure> {
     })
 }
 
-fn target(code: &Compiled) -> TargetReport {
+fn of_target(code: &Compiled, case: Option<&Case>) -> Result<TargetReport, Failure> {
+    let ptx = match Module::parse_partly(&code.ptx) {
+        Ok(module) => Look::of(&module),
+        Err(e) => Look::unread(e),
+    };
+    let launch = case.map(|case| launched::run(case, code)).transpose()?;
     // That of the version is said once, for all.
     let notices =
         code.notices.iter().filter(|n| Some(*n) != crate::nvrtc::Notice::of_version(code.version).as_ref());
-    TargetReport {
+    Ok(TargetReport {
         target: code.target.to_string(),
         ptx_bytes: code.ptx.len(),
         cubin_bytes: code.cubin.as_ref().map(Vec::len),
@@ -161,11 +230,18 @@ fn target(code: &Compiled) -> TargetReport {
         kernels: code.kernels.clone(),
         diagnostics: code.diagnostics(),
         notices: notices.map(ToString::to_string).collect(),
-    }
+        ptx,
+        launch,
+    })
 }
 
 fn text(r: &Report, width: usize) -> String {
-    let mut lines = vec![format!("{}  NVRTC {}, {}", escape(&r.file), r.nvrtc, escape(&r.library))];
+    let mut lines = vec![match (&r.nvrtc, &r.library) {
+        (Some(version), Some(library)) => {
+            format!("{}  NVRTC {version}, {}", escape(&r.file), escape(library))
+        }
+        _ => escape(&r.file),
+    }];
     for t in &r.targets {
         lines.push(String::new());
         lines.push(match t.cubin_bytes {
@@ -201,6 +277,11 @@ fn text(r: &Report, width: usize) -> String {
         if !t.diagnostics.is_empty() {
             lines.push("  compiler:".into());
             lines.extend(t.diagnostics.lines().map(|l| format!("    {}", escape(l))));
+        }
+        lines.extend(t.ptx.text());
+        if let Some(launch) = &t.launch {
+            lines.push(String::new());
+            lines.extend(launch.text());
         }
     }
     lines.iter().map(|l| wrap(l, width.max(100), 4) + "\n").collect()

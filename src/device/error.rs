@@ -45,6 +45,8 @@ pub enum Problem {
     Pattern { bytes: u64, pattern: usize },
     #[error("the code was not loaded into this device, or can't be: {why}")]
     Module { why: String },
+    #[error("the limits of this target are not known; there are: {known}")]
+    Target { known: String },
     #[error("there is no kernel of this name; there are: {known}")]
     Kernel { known: String },
     #[error("the launch has {axis} of {value}, expected 1 to {most}")]
@@ -78,6 +80,7 @@ impl Problem {
             }
             Exceeded(_) => "give the kernel smaller tiles or fewer threads for this target",
             Module { .. } => "compile for this device's target",
+            Target { .. } => "name one of these, or add a row to the table of limits",
             Kernel { .. } => {
                 "declare it extern \"C\" __global__, and name it in the kernel's header as in the code"
             }

@@ -7,9 +7,11 @@ poisoned before: a pattern is set, and a device that keeps track of initialised 
 they are read or written. [`Launch::check`] refuses what a driver would run with garbage.
 */
 
+pub mod case;
 mod error;
 mod launch;
 mod limits;
+pub mod ptx;
 
 pub use error::{Error, Problem};
 pub use launch::{Arg, Launch, Packed, Scalar};

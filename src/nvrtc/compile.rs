@@ -117,6 +117,21 @@ impl Compiled {
         log::diagnostics(&self.log)
     }
 
+    /// PTX that was compiled before, such as committed PTX. Without a CUBIN there are no figures of kernels; the version
+    /// is taken to be the pinned one, by which PTX is committed.
+    pub fn of_ptx(name: impl Into<String>, target: Target, ptx: impl Into<String>) -> Compiled {
+        Compiled {
+            target,
+            version: PINNED,
+            name: name.into(),
+            ptx: ptx.into(),
+            cubin: None,
+            log: String::new(),
+            kernels: Vec::new(),
+            notices: Vec::new(),
+        }
+    }
+
     /// From what the library delivered.
     pub(super) fn new(
         (target, version, name): (Target, Version, &str),

@@ -45,7 +45,7 @@ impl Block<'_> {
                 format!("{what} of {n} bytes at {a:#x}, in no allocation")
             }),
             Fault::Beyond(size) => self.sink.report(Kind::GlobalOutOfBounds, at, || {
-                format!("{what} of {n} bytes at offset {offset} of an allocation of {size} bytes")
+                format!("{what} of {n} bytes at {a:#x}, offset {offset} of an allocation of {size} bytes")
             }),
         }
     }

@@ -212,6 +212,19 @@ impl Memory {
         Ok(self.allocations[self.index(address)?].size)
     }
 
+    /// Gives an allocation's memory back. Its window stays empty: whoever still uses an address of it is out of bounds.
+    pub fn free(&mut self, address: Address) -> Result<(), MemoryError> {
+        let i = self.index(address)?;
+        self.allocations[i] = Allocation::default();
+        Ok(())
+    }
+
+    /// Where the allocation begins in whose window an address lies; `None` where there is none. For naming what a
+    /// finding's address belongs to.
+    pub fn start(&self, address: Address) -> Option<Address> {
+        self.index(address).ok().map(|_| address - within(address))
+    }
+
     /// From the host. The bytes count as initialised.
     pub fn write(&mut self, address: Address, bytes: &[u8]) -> Result<(), MemoryError> {
         let (i, at) = self.range(address, bytes.len() as u64)?;
