@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 /// Options of `ptx`.
 #[derive(Args)]
 #[command(
-    after_help = "CUDA C++ needs NVRTC, NVIDIA's compiler library: pip install 'nvidia-cuda-nvrtc==13.0.*'. PTX needs nothing, and neither needs a GPU.\n\nExit codes: 0 clean; 1 a kernel has an instruction that the PTX machine does not run, or --launch found something; 2 unreadable file or case, or a launch that can't be made.\n\nExample: mla-check ptx kernels/attention.cu --target sm_120\nExample: mla-check ptx attention.ptx --launch case.toml"
+    after_help = "CUDA C++ needs NVRTC, NVIDIA's compiler library: pip install 'nvidia-cuda-nvrtc==13.0.*'. PTX needs nothing, and neither needs a GPU.\n\nExit codes: 0 clean; 1 a PTX file has an instruction that the PTX machine does not run, or --launch found something; 2 unreadable file or case, or a launch that can't be made.\n\nExample: mla-check ptx kernels/attention.cu --target sm_120\nExample: mla-check ptx attention.ptx --launch case.toml"
 )]
 pub struct PtxArgs {
     /// Kernel file: CUDA C++, or PTX where its name ends in .ptx
@@ -89,7 +89,12 @@ struct TargetReport {
 pub fn main(args: &PtxArgs, out: &mut Output) -> Result<u8, Failure> {
     let is_ptx = args.file.extension().is_some_and(|e| e.eq_ignore_ascii_case("ptx"));
     let report = if is_ptx { of_ptx(args)? } else { of_source(args, out)? };
-    let clean = report.targets.iter().all(|t| t.ptx.runs() && t.launch.as_ref().is_none_or(Launched::clean));
+    // Of a source file the question is what it compiles to: that the machine can't run all of it is only said.
+    let asked = is_ptx || args.launch.is_some();
+    let clean = report
+        .targets
+        .iter()
+        .all(|t| (!asked || t.ptx.runs()) && t.launch.as_ref().is_none_or(Launched::clean));
     if out.json() {
         out.print_json(&report)?;
     } else {
