@@ -61,6 +61,12 @@ impl Sample {
         self.hash(row, head) <= self.limit
     }
 
+    /// Whether a pair is one of the few that what costs even more looks at: an eighth of a sample of many.
+    pub fn takes_few(&self, row: usize, head: usize) -> bool {
+        let limit = if self.limit == u64::MAX { self.limit } else { self.limit / 8 };
+        self.hash(row, head) <= limit
+    }
+
     /// Columns of a pair, out of `width`, ascending.
     pub fn columns(&self, row: usize, head: usize, width: usize) -> impl Iterator<Item = usize> + use<> {
         let step = width.div_ceil(self.columns).max(1);

@@ -2,7 +2,7 @@
 Lost keys: of how many of the keys the loss would have shown.
 
 Without key t a row moves by `P_t/(1 − P_t)·(x − v_t)`, of which the share `0.8·rms/ulp` of the elements flips. A key is
-*seen* if the flips that its loss makes in all rows that see it would be significant. Taken from the sampled pairs.
+*seen* if the flips that its loss makes in all rows that see it would be significant. Taken from a few of the sampled pairs.
 */
 
 use super::{Evidence, Piece};
@@ -53,7 +53,7 @@ impl Evidence {
             return;
         }
         let at_head = piece.at.1 / self.columns.width;
-        for &i in among.iter().filter(|i| sample.takes(piece.at.0 + **i, at_head)) {
+        for &i in among.iter().filter(|i| sample.takes_few(piece.at.0 + **i, at_head)) {
             let Some(s) = sequence(piece.at.0 + i) else { continue };
             self.pairs_of_keys += 1;
             let x = piece.x.row(i);
