@@ -91,11 +91,6 @@ fn rms(of: impl ExactSizeIterator<Item = f64>) -> f64 {
     (of.map(|v| v * v).sum::<f64>() / n).sqrt()
 }
 
-/// c_j = rms_t(v_tj), divided by the rms of these: the size of each column of values.
-pub fn column_factors(v: ArrayView2<f64>) -> Vec<f64> {
-    factors(v.columns().into_iter().map(|c| rms(c.iter().copied())).collect())
-}
-
 /// ulp(c_j · rms_j(x_j / c_j)) of some columns of a row: the spacing of the output at the row's size.
 pub fn row_ulps(
     dtype: DType,
