@@ -7,7 +7,10 @@ streams into the judge, then verdicts are gathered.
 
 use crate::case::{Batch, Case, Draw, HiddenError, automatic_splits};
 use crate::contracts::{ChoiceError, ContractChoice};
+use crate::device::ptx::PtxMachine;
 use crate::engine::cpu::CpuEngine;
+use crate::engine::kernels::KernelEngine;
+use crate::engine::kernels::library::Library;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::{Engine, EngineError};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
@@ -15,6 +18,7 @@ use crate::judge::cumulative::{self, Drift, KeepAll};
 use crate::judge::watch::{self, GateReport, Watch};
 use crate::judge::{Budget, Recorder, Session, Settings, Unit, Verdict, Which, compare_scalars, overall};
 use crate::model::{Convention, Layer, Model, ModelError, Reading};
+use crate::nvrtc::Target;
 use crate::probe::{self, Probe, Subject};
 use crate::report::{CaseReport, Judgement, LayerReport};
 use crate::trace::save::Saver;
@@ -31,6 +35,8 @@ pub enum EngineKind {
     Cpu,
     /// float64 from start to end.
     Reference,
+    /// Our kernels on the PTX machine.
+    Ptx,
 }
 
 /// Accumulator of the CPU engine.
@@ -63,6 +69,10 @@ pub struct Options {
     pub splits: Option<usize>,
     /// Accumulator of the CPU engine.
     pub accumulate: AccumulateKind,
+    /// Kernel files instead of the program's own, for engines that run kernels.
+    pub kernels: Option<PathBuf>,
+    /// Architecture that the PTX machine stands for, ten times the compute capability.
+    pub architecture: u32,
     /// Which contract the judge emulates.
     pub contract: ContractChoice,
     /// Hidden states.
@@ -93,6 +103,8 @@ impl Default for Options {
             page_size: 64,
             splits: None,
             accumulate: AccumulateKind::Rn,
+            kernels: None,
+            architecture: 120,
             contract: ContractChoice::Declared,
             hidden: None,
             reading: Reading { convention: Convention::Hf, norm_eps: None },
@@ -137,7 +149,7 @@ pub fn layer(
     options: &Options,
     progress: &dyn Fn(&str),
 ) -> Result<LayerReport, CheckError> {
-    layer_with(model, index, options, engine(options).as_ref(), progress)
+    layer_with(model, index, options, engine(options)?.as_ref(), progress)
 }
 
 /// Checks one layer with any engine, which must take the dtype and the splits of the options.
@@ -242,8 +254,11 @@ pub fn draw(layer: &Layer, options: &Options) -> Result<Case, HiddenError> {
 }
 
 /// The engine that the options ask for.
-pub fn engine(options: &Options) -> Box<dyn Engine> {
-    match options.engine {
+///
+/// # Errors
+/// Kernel files that are wrong; a device that is not there.
+pub fn engine(options: &Options) -> Result<Box<dyn Engine>, EngineError> {
+    Ok(match options.engine {
         EngineKind::Reference => Box::new(ReferenceEngine),
         EngineKind::Cpu => {
             let mut e = CpuEngine::new(options.dtype, options.splits());
@@ -255,7 +270,21 @@ pub fn engine(options: &Options) -> Box<dyn Engine> {
             }
             Box::new(e)
         }
+        EngineKind::Ptx => {
+            let device = PtxMachine::new(Target::compute(options.architecture));
+            let device = device.map_err(|e| EngineError::Input(e.to_string()))?;
+            Box::new(KernelEngine::new("ptx", device, library(options)?, options.splits())?)
+        }
+    })
+}
+
+/// The kernel files that the options ask for.
+fn library(options: &Options) -> Result<Library, EngineError> {
+    match &options.kernels {
+        None => Library::built_in(),
+        Some(folder) => Library::folder(folder),
     }
+    .map_err(EngineError::Input)
 }
 
 /// Readings of the model by other conventions, where they differ in a number.
@@ -405,6 +434,9 @@ pub fn not_judged(options: &Options) -> Vec<String> {
         EngineKind::Cpu => {
             all.push("GPU kernels: engine cpu emulates a kernel's arithmetic, it runs none".to_string())
         }
+        EngineKind::Ptx => all.push(
+            "a GPU: the kernels' PTX ran on an emulated machine, which does not show what ptxas and hardware make of it".to_string(),
+        ),
         EngineKind::Reference => {
             all.push(
                 "any engine: the float64 reference was computed, nothing was held against it".to_string(),

@@ -62,7 +62,7 @@ impl Engine for Liar {
 #[test]
 fn an_engine_that_lies_about_its_contract_is_an_alarm_in_every_run() {
     let n = 5;
-    let report = runs(0, n, &|o| Box::new(Liar(check::engine(o))));
+    let report = runs(0, n, &|o| Ok(Box::new(Liar(check::engine(o)?))));
     assert!(!report.ok);
     for run in 0..n {
         let accused = report.alarms.iter().any(|a| a.run == run && a.what.starts_with("attn_in, "));

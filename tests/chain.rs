@@ -43,6 +43,9 @@ impl Sink for Without<'_, '_, '_> {
     fn norm(&mut self, w: Weight, values: &[f64]) -> Result<(), SinkError> {
         if self.weights { self.session.norm(w, values) } else { Ok(()) }
     }
+    fn evidence(&mut self, id: TensorId, what: &str) -> Result<(), SinkError> {
+        self.session.evidence(id, what)
+    }
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         if self.dropped.contains(&id) { Ok(false) } else { self.session.tensor(id, tensor) }
     }

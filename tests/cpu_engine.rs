@@ -60,6 +60,9 @@ fn tensors_come_in_the_order_of_the_table_and_weights_first() {
             self.0.push(weight.to_string());
             Ok(())
         }
+        fn evidence(&mut self, _: TensorId, _: &str) -> Result<(), SinkError> {
+            Ok(())
+        }
         fn tensor(&mut self, id: TensorId, _: &mut Tensor) -> Result<bool, SinkError> {
             self.0.push(id.to_string());
             Ok(false)
@@ -84,6 +87,9 @@ fn what_comes_back_from_the_sink_is_what_the_engine_goes_on_from() {
             Ok(())
         }
         fn norm(&mut self, _: Weight, _: &[f64]) -> Result<(), SinkError> {
+            Ok(())
+        }
+        fn evidence(&mut self, _: TensorId, _: &str) -> Result<(), SinkError> {
             Ok(())
         }
         fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {

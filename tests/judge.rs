@@ -67,6 +67,9 @@ impl Sink for Between<'_, '_, '_> {
             Hand::Short => self.session.norm(w, &values[1..]),
         }
     }
+    fn evidence(&mut self, id: TensorId, what: &str) -> Result<(), SinkError> {
+        self.session.evidence(id, what)
+    }
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         let mut given = (self.change)(id, tensor);
         for t in &mut given {

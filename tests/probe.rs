@@ -102,6 +102,9 @@ impl Sink for Reads<'_, '_> {
     fn norm(&mut self, w: Weight, values: &[f64]) -> Result<(), SinkError> {
         self.inner.norm(w, values)
     }
+    fn evidence(&mut self, id: TensorId, what: &str) -> Result<(), SinkError> {
+        self.inner.evidence(id, what)
+    }
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         self.inner.tensor(id, tensor)?;
         (self.reads)(self.case, id, tensor);

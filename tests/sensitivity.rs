@@ -136,7 +136,7 @@ impl Runner for Real<'_> {
         Ok(check::draw(&self.0, options)?)
     }
     fn run(&self, case: &Case, options: &Options) -> Result<Outcome, CheckError> {
-        study::judge(&self.0, case, options, check::engine(options).as_ref(), false)
+        study::judge(&self.0, case, options, check::engine(options)?.as_ref(), false)
     }
 }
 

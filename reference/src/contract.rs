@@ -350,6 +350,15 @@ impl Contract {
         (self.partials.precision() < DType::F32.precision()).then_some(self.partials)
     }
 
+    /// Dtype in which a stage is stored.
+    pub fn stored(&self, stage: crate::Stage) -> DType {
+        match stage {
+            crate::Stage::PartO => self.partials,
+            crate::Stage::Lse | crate::Stage::PartLse => self.lse,
+            _ => self.activations,
+        }
+    }
+
     /// What is declared but not emulated: a judge must say so wherever it uses this contract.
     pub fn unsupported(&self) -> Vec<String> {
         let mut all = self.unemulated.list();

@@ -10,6 +10,7 @@ use crate::fault::{Fault, NAMES};
 use crate::judge::watch::OUTPUTS;
 use crate::judge::{Budget, Verdict};
 use crate::model::{Convention, Model, Reading};
+use crate::nvrtc::Target;
 use crate::report::{LayerReport, ModelReport, Report, terminal};
 use crate::trace::npy;
 use clap::{Args, ValueEnum};
@@ -63,6 +64,12 @@ pub struct RunArgs {
     /// Accumulator that engine cpu emulates
     #[arg(long, value_enum, default_value_t = AccumulateKind::Rn)]
     accumulate: AccumulateKind,
+    /// Kernel files for engines cuda and ptx; what the folder lacks is taken from the program's own (docs/kernels.md)
+    #[arg(long, value_name = "DIR")]
+    kernels: Option<PathBuf>,
+    /// What engine ptx compiles for and stands for
+    #[arg(long, value_name = "compute_NN", default_value = "compute_120")]
+    target: Target,
     /// Which contract the judge emulates: `declared`, `none` (tiles and the cast of P unknown: noise), the softmax of
     /// a kernel of the built-in table, or a contract in a .toml file
     #[arg(long, value_name = "declared|none|NAME|FILE.toml", default_value = "declared")]
@@ -125,7 +132,7 @@ pub(super) enum EngineArg {
     Reference,
     /// Our kernels on a GPU (not part of this version)
     Cuda,
-    /// Our kernels' PTX without a GPU (not part of this version)
+    /// Our kernels' PTX on an emulated machine that watches them; needs no GPU
     Ptx,
 }
 
@@ -169,7 +176,7 @@ impl EngineArg {
             EngineArg::Cpu => (EngineKind::Cpu, "chosen by --engine"),
             EngineArg::Reference => (EngineKind::Reference, "chosen by --engine"),
             EngineArg::Cuda => return Err(gone("cuda")),
-            EngineArg::Ptx => return Err(gone("ptx")),
+            EngineArg::Ptx => (EngineKind::Ptx, "chosen by --engine"),
         })
     }
 }
@@ -339,6 +346,8 @@ fn worst(layers: &[LayerReport]) -> Verdict {
 pub(super) fn failure(e: CheckError) -> Failure {
     match e {
         CheckError::Engine(EngineError::Sink(SinkError::Write(e))) => Failure::Input(e),
+        CheckError::Engine(EngineError::Unavailable(e)) => Failure::Unavailable(e),
+        CheckError::Engine(EngineError::Input(e)) => Failure::Input(e),
         CheckError::Engine(e) => Failure::Broke(format!(
             "the engine gave up: {e}\n  where: engine cpu\n  do: report it with the command line"
         )),
@@ -394,6 +403,8 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
             SplitsArg::Number(n) => Some(n),
         },
         accumulate: args.accumulate,
+        kernels: args.kernels.clone(),
+        architecture: args.target.number,
         contract,
         hidden,
         budget: Budget { alpha: args.budget, promise: args.promise },

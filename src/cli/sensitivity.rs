@@ -83,7 +83,7 @@ impl Runner for OfFile<'_> {
         Ok(check::draw(&self.layer, options)?)
     }
     fn run(&self, case: &Case, options: &Options) -> Result<Outcome, CheckError> {
-        studies::judge(&self.layer, case, options, check::engine(options).as_ref(), false)
+        studies::judge(&self.layer, case, options, check::engine(options)?.as_ref(), false)
     }
 }
 

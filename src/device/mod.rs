@@ -87,6 +87,26 @@ pub trait Device {
     /// # Errors
     /// [`Problem::Fault`], [`Problem::Hung`].
     fn synchronise(&mut self) -> Result<(), Error>;
+
+    /// Whether it keeps track of the bytes that were written. One that does not must be asked twice, over different
+    /// poison.
+    fn tracks(&self) -> bool {
+        false
+    }
+
+    /// Bytes of a buffer that nobody wrote since it was poisoned; none where the device does not keep track.
+    ///
+    /// # Errors
+    /// [`Problem::Buffer`].
+    fn unwritten(&mut self, buffer: Buffer) -> Result<Option<u64>, Error> {
+        let _ = buffer;
+        Ok(None)
+    }
+
+    /// What the device saw kernels do wrong since this was last asked, in words.
+    fn take_findings(&mut self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Which device made a handle.

@@ -304,6 +304,19 @@ impl Device for PtxMachine {
     fn synchronise(&mut self) -> Result<(), Error> {
         Ok(())
     }
+
+    fn tracks(&self) -> bool {
+        true
+    }
+
+    fn unwritten(&mut self, buffer: Buffer) -> Result<Option<u64>, Error> {
+        let held = self.held(buffer)?;
+        self.memory.uninitialised(held.address).map(Some).map_err(|e| broken(e, &held.what))
+    }
+
+    fn take_findings(&mut self) -> Vec<String> {
+        PtxMachine::take_findings(self).iter().map(ToString::to_string).collect()
+    }
 }
 
 /// What [`Launch::check`] let pass and the machine refuses.

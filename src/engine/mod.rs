@@ -8,6 +8,7 @@ exception by name: it *is* the reference, run from start to end.)
 */
 
 pub mod cpu;
+pub mod kernels;
 pub mod reference;
 
 use crate::case::Case;
@@ -34,6 +35,12 @@ pub enum EngineError {
     /// The engine broke: what, where, what to do.
     #[error("{0}")]
     Broke(String),
+    /// The machine lacks what the engine needs: what, where, what to install.
+    #[error("{0}")]
+    Unavailable(String),
+    /// What the user gave it can't be used, such as kernel files: what, where, what to do.
+    #[error("{0}")]
+    Input(String),
 }
 
 /// Why a sink could not take a tensor.
@@ -59,6 +66,9 @@ pub trait Sink {
     /// A tensor, as soon as it is computed. A deliberate fault changes bits here; the engine goes on from
     /// what it gets back, and `true` says that bits were changed.
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError>;
+    /// What the engine's device saw go wrong while it computed a tensor, before it hands the tensor over: memory that was
+    /// never written, a race, a damaged guard. A fault, whatever the values are.
+    fn evidence(&mut self, id: TensorId, what: &str) -> Result<(), SinkError>;
 }
 
 /// Computes a layer.

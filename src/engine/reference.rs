@@ -126,6 +126,9 @@ impl Sink for Collect<'_> {
         Ok(())
     }
 
+    fn evidence(&mut self, _: TensorId, _: &str) -> Result<(), SinkError> {
+        Ok(())
+    }
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         (self.progress)(&id.to_string());
         self.units.push(Unit::digest(id, tensor));

@@ -239,6 +239,9 @@ impl Sink for Alter<'_> {
     fn norm(&mut self, weight: Weight, values: &[f64]) -> Result<(), SinkError> {
         self.inner.norm(weight, values)
     }
+    fn evidence(&mut self, id: TensorId, what: &str) -> Result<(), SinkError> {
+        self.inner.evidence(id, what)
+    }
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         if !self.fault.hits(id) {
             return self.inner.tensor(id, tensor);

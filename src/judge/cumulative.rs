@@ -56,6 +56,9 @@ impl Sink for KeepAll<'_> {
     fn norm(&mut self, weight: Weight, values: &[f64]) -> Result<(), SinkError> {
         self.inner.norm(weight, values)
     }
+    fn evidence(&mut self, id: TensorId, what: &str) -> Result<(), SinkError> {
+        self.inner.evidence(id, what)
+    }
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         let altered = self.inner.tensor(id, tensor)?;
         if let Some(kept) = self.kept.as_mut().filter(|_| !matches!(id.stage, Stage::PartO | Stage::PartLse))
@@ -88,6 +91,9 @@ impl Sink for Compare {
         Ok(())
     }
     fn norm(&mut self, _: Weight, _: &[f64]) -> Result<(), SinkError> {
+        Ok(())
+    }
+    fn evidence(&mut self, _: TensorId, _: &str) -> Result<(), SinkError> {
         Ok(())
     }
     fn tensor(&mut self, id: TensorId, reference: &mut Tensor) -> Result<bool, SinkError> {

@@ -52,6 +52,8 @@ pub struct Session<'a> {
     recorder: Option<&'a mut dyn Recorder>,
     progress: Box<dyn Fn(&str) + 'a>,
     settings: Settings,
+    /// What the engine's device saw go wrong.
+    seen: Vec<(TensorId, String)>,
 }
 
 /// What a judgement may cost and promise, and what it may try.
@@ -145,6 +147,7 @@ impl<'a> Session<'a> {
             recorder,
             progress,
             settings: Settings::default(),
+            seen: Vec::new(),
         }
     }
 
@@ -193,6 +196,9 @@ impl<'a> Session<'a> {
             Some(_) => Verdict::ContractDiffers,
         };
         conclude(&mut self.units, self.settings.budget, explained);
+        for (id, what) in std::mem::take(&mut self.seen) {
+            unit::accuse(&mut self.units, id, what);
+        }
         self.units.iter_mut().for_each(unit::name_chained);
         unit::mark_after_fault(&mut self.units, g, self.case.plan.splits > 1);
         (self.units, self.odd)
@@ -256,9 +262,8 @@ impl<'a> Session<'a> {
     /// Judges one tensor from the inputs recorded so far.
     fn judge(&mut self, id: TensorId, tensor: &Tensor) -> Result<(), SinkError> {
         let which = unit::Which::Tensor(id);
-        if tensor.dtype != stored(&self.contract, id.stage) {
-            let note =
-                format!("is stored as {}, declared {}", tensor.dtype, stored(&self.contract, id.stage));
+        if tensor.dtype != self.contract.stored(id.stage) {
+            let note = format!("is stored as {}, declared {}", tensor.dtype, self.contract.stored(id.stage));
             self.units.push(Unit::without_data(which, None, Verdict::Fault, &note));
             return Ok(());
         }
@@ -365,15 +370,6 @@ fn weight_unit(which: unit::Which, axes: Vec<Axis>, shape: Vec<usize>, dtype: DT
     unit
 }
 
-/// Dtype in which a contract stores a stage.
-pub fn stored(contract: &Contract, stage: Stage) -> DType {
-    match stage {
-        Stage::PartO => contract.partials,
-        Stage::Lse | Stage::PartLse => contract.lse,
-        _ => contract.activations,
-    }
-}
-
 impl Sink for Session<'_> {
     fn weight(&mut self, weight: Weight, rows: &dyn Rows) -> Result<(), SinkError> {
         let Some(file) = self.layer.weights.matrix(weight) else {
@@ -409,6 +405,11 @@ impl Sink for Session<'_> {
         let (axes, shape) = (weight.row().axes.to_vec(), vec![values.len()]);
         self.units.push(weight_unit(which, axes, shape, dtype, c.tally));
         self.held.norms.push((weight, values.to_vec()));
+        Ok(())
+    }
+
+    fn evidence(&mut self, id: TensorId, what: &str) -> Result<(), SinkError> {
+        self.seen.push((id, what.to_string()));
         Ok(())
     }
 

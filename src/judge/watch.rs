@@ -238,6 +238,9 @@ impl Sink for Watch<'_> {
     fn norm(&mut self, weight: Weight, values: &[f64]) -> Result<(), SinkError> {
         self.inner.norm(weight, values)
     }
+    fn evidence(&mut self, id: TensorId, what: &str) -> Result<(), SinkError> {
+        self.inner.evidence(id, what)
+    }
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         let altered = self.inner.tensor(id, tensor)?;
         if let Some(i) = &mut self.on {

@@ -31,6 +31,7 @@ use mla_reference::Form;
 use place::Count;
 use run::{Runner, unchanged};
 use serde::Serialize;
+use std::cell::RefCell;
 
 /// What is probed.
 pub struct Subject<'a> {
@@ -120,7 +121,12 @@ pub fn all(subject: &Subject, progress: &dyn Fn(&str)) -> Result<Vec<Probe>, Eng
         latent: g.latent,
         cache: g.cache(),
     };
-    let runner = Runner { engine: subject.engine, layer: subject.layer, fault: subject.fault };
+    let runner = Runner {
+        engine: subject.engine,
+        layer: subject.layer,
+        fault: subject.fault,
+        evidence: RefCell::default(),
+    };
     let latents = common.indices(g.latent, READ, 0);
     let mut probes = Vec::new();
     for &form in subject.forms {
@@ -143,6 +149,12 @@ pub fn all(subject: &Subject, progress: &dyn Fn(&str)) -> Result<Vec<Probe>, Eng
         add(POWERS.0, POWERS.1, powers);
         add(PAGES.0, PAGES.1, pages);
         add(ONE_HOT.0, ONE_HOT.1, one_hot::probe(&runner, &base, &case, form, &common, &latents)?);
+        let seen = runner.evidence.take();
+        if let Some(first) = seen.first() {
+            let (what, place, broken) =
+                ("what the device watches over".into(), first.clone(), seen.len() as u64);
+            add(DEVICE.0, DEVICE.1, Outcome::Broken { what, place, broken, elements: broken });
+        }
     }
     Ok(probes)
 }
@@ -159,6 +171,9 @@ const ONE_HOT: (&str, &str) = (
     "one-hot",
     "order or layout: rows, columns or heads of a weight, of the cache or of an output are exchanged",
 );
+
+const DEVICE: (&str, &str) =
+    ("device", "memory: never written, out of bounds, read before it was written, a race");
 
 /// The outcome of a count; nothing compared is no success.
 fn outcome(count: Count, held: String, broken: &str) -> Outcome {

@@ -8,7 +8,7 @@ front of ours. Replacements of a probe lie on top: what a probe replaces is not 
 use crate::case::Case;
 use crate::engine::{Engine, EngineError, Sink, SinkError};
 use crate::fault::{Alter, Fault, FaultyWeights};
-use crate::judge::{expected, stored};
+use crate::judge::expected;
 use crate::model::Layer;
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
@@ -16,6 +16,7 @@ use mla_reference::product::Rows;
 use mla_reference::rows::{Patched, Rounded};
 use mla_reference::{Form, Source, Spec, Stage, Weight, Weights};
 use ndarray::Array2;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
@@ -27,6 +28,8 @@ pub struct Runner<'a> {
     pub layer: &'a Layer<'a>,
     /// Deliberate fault.
     pub fault: Option<&'a Fault>,
+    /// What the engine's device saw go wrong, in all runs so far.
+    pub evidence: RefCell<Vec<String>>,
 }
 
 /// What a probe changes about a layer, given the weights that the engine would see without it.
@@ -65,6 +68,7 @@ impl Runner<'_> {
                 self.with(case, form, rework, seen, &weights, &mut alter)
             }
         };
+        self.evidence.borrow_mut().append(&mut kept.evidence);
         match result {
             Ok(()) | Err(EngineError::Sink(SinkError::Enough)) => Ok(match self.lacking(case, form, &kept) {
                 None => Ok(kept),
@@ -80,7 +84,7 @@ impl Runner<'_> {
         let until = |id: &TensorId| id.stage <= Stage::AttnOut;
         expected(&self.layer.spec, case, &[form]).into_iter().filter(until).find_map(|id| {
             let Some(t) = kept.get(id.stage) else { return Some(format!("{id} was not delivered")) };
-            let want = Tensor::zeros(id, &case.plan, g, stored(&contract, id.stage));
+            let want = Tensor::zeros(id, &case.plan, g, contract.stored(id.stage));
             let same = (t.dtype, &t.shape, t.rows, t.cols) == (want.dtype, &want.shape, want.rows, want.cols);
             (!same || t.bytes.len() != want.bytes.len())
                 .then(|| format!("{id} has another shape or dtype than it should"))
@@ -123,16 +127,19 @@ impl Weights for Changed<'_, '_> {
 
 /// The tensors of one form, shared ones too.
 #[derive(Default)]
-pub struct Kept(HashMap<Stage, Tensor>);
+pub struct Kept {
+    tensors: HashMap<Stage, Tensor>,
+    evidence: Vec<String>,
+}
 
 impl Kept {
     /// The tensor of a stage, where the engine delivered it.
     pub fn get(&self, stage: Stage) -> Option<&Tensor> {
-        self.0.get(&stage)
+        self.tensors.get(&stage)
     }
     /// What was delivered, in the order of the table.
     pub fn stages(&self) -> impl Iterator<Item = Stage> {
-        Stage::ALL.iter().copied().filter(|s| self.0.contains_key(s))
+        Stage::ALL.iter().copied().filter(|s| self.tensors.contains_key(s))
     }
 }
 
@@ -143,8 +150,12 @@ impl Sink for Kept {
     fn norm(&mut self, _: Weight, _: &[f64]) -> Result<(), SinkError> {
         Ok(())
     }
+    fn evidence(&mut self, id: TensorId, what: &str) -> Result<(), SinkError> {
+        self.evidence.push(format!("{id}: {what}"));
+        Ok(())
+    }
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
-        self.0.insert(id.stage, tensor.clone());
+        self.tensors.insert(id.stage, tensor.clone());
         if id.stage == Stage::AttnOut { Err(SinkError::Enough) } else { Ok(false) }
     }
 }

@@ -246,14 +246,15 @@ fn one(
     setup: String,
     repeat: String,
 ) -> Result<Judged, RunError> {
-    let engine = engines(options);
+    let fail = |error: CheckError| RunError { number, error, repeat: repeat.clone() };
+    let engine = engines(options).map_err(|e| fail(e.into()))?;
     let outcome = check::draw(layer, options).map_err(CheckError::from).and_then(|mut case| {
         harden(&mut case);
         judge(layer, &case, options, engine.as_ref(), true)
     });
     let outcome = match outcome {
         Ok(o) => o,
-        Err(error) => return Err(RunError { number, error, repeat }),
+        Err(error) => return Err(fail(error)),
     };
     let units = &outcome.units;
     Ok(Judged {

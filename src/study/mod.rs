@@ -18,13 +18,13 @@ pub mod subjects;
 
 use crate::case::Case;
 use crate::check::{self, CheckError, Options};
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineError};
 use crate::judge::watch::GateReport;
 use crate::judge::{Settings, Unit, Verdict, compare_scalars, overall};
 use crate::model::Layer;
 
 /// Makes the engine that options ask for.
-pub type Engines<'a> = dyn Fn(&Options) -> Box<dyn Engine> + Sync + 'a;
+pub type Engines<'a> = dyn Fn(&Options) -> Result<Box<dyn Engine>, EngineError> + Sync + 'a;
 
 /// What the judge says of one run.
 pub struct Outcome {

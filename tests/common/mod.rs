@@ -66,6 +66,9 @@ impl Sink for Keep {
     fn norm(&mut self, _: Weight, _: &[f64]) -> Result<(), SinkError> {
         Ok(())
     }
+    fn evidence(&mut self, _: TensorId, _: &str) -> Result<(), SinkError> {
+        Ok(())
+    }
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         self.tensors.insert(id, tensor.clone());
         Ok(false)

@@ -21,7 +21,6 @@ pub use grow::{Grown, grown};
 
 use super::bound::bound;
 use super::compare::Isolated;
-use super::session::stored;
 use super::stats::noise;
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
@@ -158,7 +157,7 @@ pub fn loosened(contract: &Contract) -> Contract {
 /// Computes a tensor as an honest engine would store it, with its errors. None where the reference can't compute all
 /// of it (a weight is not there).
 pub fn compute(of: &Isolated, id: TensorId) -> Option<(Tensor, Slack)> {
-    let dtype = stored(of.contract, id.stage);
+    let dtype = of.contract.stored(id.stage);
     let tensor = Tensor::zeros(id, &of.case.plan, &of.spec.geometry, dtype);
     let (dim, wanted) = ((tensor.rows, tensor.cols), tensor.len());
     let made = Mutex::new((tensor, Slack::zeros(dim), 0usize));

@@ -1,0 +1,41 @@
+// What both attention kernels share: the work items that the host makes, and the softmax's bookkeeping.
+//
+// Contract: scores in float32, p = exp2(s c2 - m c2) with m the running maximum of the raw scores including the tile's own,
+// tiles of BN keys from the first key of the item on; the row sum from p before its cast; P cast to bf16; the output
+// is multiplied by the reciprocal of the row sum and rounded once.
+#pragma once
+#include "common.cuh"
+
+// Some query rows of one request and the keys that they look at.
+struct Work {
+    int row;      // first query row
+    int rows;     // how many
+    int out;      // first row of the output
+    int keys;     // fused: first row of k and v; absorbed: first entry of the page table
+    int begin;    // first key, by position
+    int end;      // end of keys
+    int visible;  // keys, from position 0, that the request's first query row sees; each later token sees one more
+    int first;    // the request's first query row
+};
+
+// Keys of an item, counted from `begin`, that a token sees.
+DEVICE int seen(const Work& w, int token) { return max(min(w.visible + token, w.end) - w.begin, 0); }
+
+// What is stored of a row: float32 in parts that are merged later, else bf16.
+DEVICE void store_pair(u16* to, float a, float b) { *(u32*)to = pack(a, b); }
+DEVICE void store_pair(float* to, float a, float b) { *(float2*)to = make_float2(a, b); }
+
+DEVICE float reciprocal(float sum) { return sum > 0.f ? __frcp_rn(sum) : 0.f; }
+
+// ln of the sum of exp(scale s): the maximum is one of raw scores.
+DEVICE float log_sum_exp(float most, float sum, float c2) {
+    return sum > 0.f ? fmaf(most, c2, log2_(sum)) * LN_2 : minus_infinity();
+}
+
+// Factor of what was summed under an older maximum; 1 where no key was seen yet.
+DEVICE float rescale(float before, float now, float c2) {
+    return now > minus_infinity() ? exp2_((before - now) * c2) : 1.f;
+}
+
+// -m c2, the exponent's offset; 0 where no key was seen yet, so that exp2 of -infinity stays 0.
+DEVICE float offset(float most, float c2) { return most > minus_infinity() ? -most * c2 : 0.f; }

@@ -1,0 +1,125 @@
+/*!
+Code for a device: committed PTX where it still belongs to its source, else what NVRTC compiles.
+
+Both devices get the same source with the same options, so that they compute the same bits: no contraction of products and
+sums, macros from the header's tile sizes and the layer's geometry, one pinned compiler.
+*/
+
+use super::header::Names;
+use super::library::{File, Library};
+use super::machine::broke;
+use crate::device::{Device, Module};
+use crate::engine::EngineError;
+use crate::nvrtc::stamp::Stamp;
+use crate::nvrtc::{Compiled, Error, Kind, Nvrtc, Options, PINNED, Problem, Target};
+use std::collections::HashMap;
+
+/// PTX of the fixtures' geometries, for where there is no NVRTC.
+const COMMITTED: &[(&str, &str)] = &[];
+
+/// A folder's worth of code, compiled as it is asked for.
+pub struct Code {
+    library: Library,
+    compiler: Option<Nvrtc>,
+    loaded: HashMap<(String, Vec<(String, i64)>), Module>,
+}
+
+/// Options that a kernel file is compiled with: `geometry` has the values of the scalars that it asks for.
+///
+/// # Errors
+/// A scalar that it asks for and nobody knows.
+pub fn options(file: &File, geometry: Names) -> Result<Options, String> {
+    let mut options = Options { line_info: true, ..Options::default() };
+    for (name, value) in &file.header.tile {
+        options = options.define(name, value);
+    }
+    for name in &file.header.geometry {
+        let value = geometry.iter().find(|(n, _)| n == name).map(|g| g.1);
+        let known = || geometry.iter().map(|g| g.0).collect::<Vec<_>>().join(", ");
+        let value = value.ok_or_else(|| format!("its header asks for {name:?}; a layer has {}", known()))?;
+        options = options.define(name, value);
+    }
+    Ok(options)
+}
+
+/// Name of committed PTX: the kernel file's, with the geometry that it depends on.
+pub fn committed_name(file: &File, geometry: Names, target: Target) -> String {
+    let mut name = file.source.name.trim_end_matches(".cu").to_string();
+    for g in &file.header.geometry {
+        if let Some((_, value)) = geometry.iter().find(|(n, _)| n == g) {
+            name += &format!("-{}{value}", g.to_lowercase());
+        }
+    }
+    format!("{name}.{target}.ptx")
+}
+
+impl Code {
+    /// Nothing is compiled yet.
+    pub fn new(library: Library) -> Code {
+        Code { library, compiler: None, loaded: HashMap::new() }
+    }
+
+    /// The sources.
+    pub fn library(&self) -> &Library {
+        &self.library
+    }
+
+    /// The module of a kernel file for a geometry, compiled and loaded at its first use.
+    ///
+    /// # Errors
+    /// What, where, what to do.
+    pub fn module<D: Device>(
+        &mut self,
+        device: &mut D,
+        name: &str,
+        geometry: Names,
+    ) -> Result<Module, EngineError> {
+        let missing = || EngineError::Broke(format!("no kernel file is called {name}"));
+        let file = self.library.file(name).ok_or_else(missing)?;
+        let scalars = geometry.iter().filter(|(n, _)| file.header.geometry.iter().any(|g| g == n));
+        let key = (name.to_string(), scalars.map(|(n, v)| (n.to_string(), *v)).collect());
+        if let Some(&module) = self.loaded.get(&key) {
+            return Ok(module);
+        }
+        let options = options(file, geometry).map_err(|e| {
+            EngineError::Input(format!(
+                "{e}\n  where: {}\n  do: correct its header",
+                self.library.place(name)
+            ))
+        })?;
+        let target = device.target();
+        let compiled = match committed(file, &options, geometry, target) {
+            Some(compiled) => compiled,
+            None => {
+                if self.compiler.is_none() {
+                    self.compiler = Some(Nvrtc::here().map_err(|e| compiling(&e))?);
+                }
+                let Some(nvrtc) = &self.compiler else { return Err(missing()) };
+                nvrtc.compile(&file.source, target, &options).map_err(|e| compiling(&e))?
+            }
+        };
+        let module = device.load(&compiled).map_err(broke)?;
+        self.loaded.insert(key, module);
+        Ok(module)
+    }
+}
+
+/// A compiler that is not there is the machine's affair, code that does not compile its author's.
+fn compiling(e: &Error) -> EngineError {
+    match e.problem() {
+        Problem::Code { .. } => EngineError::Input(e.to_string()),
+        _ if e.is_unavailable() => EngineError::Unavailable(e.to_string()),
+        _ => EngineError::Broke(e.to_string()),
+    }
+}
+
+/// Committed PTX, where it belongs to this source, these options and this target.
+fn committed(file: &File, options: &Options, geometry: Names, target: Target) -> Option<Compiled> {
+    if target.kind != Kind::Virtual || !file.built_in {
+        return None;
+    }
+    let name = committed_name(file, geometry, target);
+    let text = COMMITTED.iter().find(|(n, _)| *n == name)?.1;
+    let ptx = Stamp::of(&file.source, target, options, PINNED).check(text).ok()?;
+    Some(Compiled::of_ptx(&file.source.name, target, ptx))
+}

@@ -1,0 +1,229 @@
+/*!
+Kernel sources: those built into the program, or a folder of the user's.
+
+A folder need not hold every file: what it lacks is taken from the program's own, so that a kernel's author brings one
+file. Includes are resolved here; the compiler opens no file.
+*/
+
+use super::header::Header;
+use crate::nvrtc::Source;
+use crate::nvrtc::stamp::Hash;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+macro_rules! built_in {
+    ($($name:literal),*) => {
+        &[$(($name, include_str!(concat!("../../../kernels/", $name)))),*]
+    };
+}
+
+/// The program's own kernels and what they include.
+const BUILT_IN: &[(&str, &str)] = built_in![
+    "common.cuh",
+    "attention.cuh",
+    "norm.cu",
+    "product.cu",
+    "rope.cu",
+    "cache.cu",
+    "fused.cu",
+    "absorbed.cu",
+    "merge.cu"
+];
+
+/// A kernel file, read.
+#[derive(Clone, Debug)]
+pub struct File {
+    /// What it says of itself.
+    pub header: Header,
+    /// With all that it includes.
+    pub source: Source,
+    /// Whether it and all that it includes are the program's own.
+    pub built_in: bool,
+    /// Of text and includes.
+    pub hash: Hash,
+}
+
+/// Kernel files by name.
+#[derive(Clone, Debug, Default)]
+pub struct Library {
+    folder: Option<PathBuf>,
+    files: BTreeMap<String, File>,
+}
+
+impl Library {
+    /// The program's own kernels.
+    ///
+    /// # Errors
+    /// None unless the program was built from kernels that are wrong.
+    pub fn built_in() -> Result<Library, String> {
+        Library::of(None)
+    }
+
+    /// Kernels of a folder; the program's own where it has no file of a name.
+    ///
+    /// # Errors
+    /// What, where, what to do: a folder or file that can't be read, a header that is wrong.
+    pub fn folder(folder: &Path) -> Result<Library, String> {
+        let unknown = |e: std::io::Error| {
+            let place = folder.display();
+            format!(
+                "the kernel folder can't be read: {e}\n  where: {place}\n  do: name a folder with .cu files"
+            )
+        };
+        let mut any = false;
+        for entry in std::fs::read_dir(folder).map_err(unknown)? {
+            let name = entry.map_err(unknown)?.file_name().to_string_lossy().into_owned();
+            if name.ends_with(".cu") {
+                any = true;
+                if !BUILT_IN.iter().any(|(n, _)| *n == name) {
+                    let known: Vec<&str> = kernel_names().collect();
+                    return Err(format!(
+                        "no kernel file is called {name:?}\n  where: {}\n  do: call it by what it replaces: {}",
+                        folder.display(),
+                        known.join(", ")
+                    ));
+                }
+            }
+        }
+        if !any {
+            let place = folder.display();
+            return Err(format!(
+                "the kernel folder holds no .cu file\n  where: {place}\n  do: see docs/kernels.md"
+            ));
+        }
+        Library::of(Some(folder.into()))
+    }
+
+    fn of(folder: Option<PathBuf>) -> Result<Library, String> {
+        let mut library = Library { folder, files: BTreeMap::new() };
+        for name in kernel_names() {
+            let (text, mut built_in) = library.text(name)?.ok_or_else(|| format!("{name} is missing"))?;
+            let place = library.place(name);
+            let header = Header::of(&text).map_err(|e| {
+                format!("{e}\n  where: {place}\n  do: correct its header; docs/kernels.md has the fields")
+            })?;
+            let mut source = Source::new(name, &text);
+            let mut open = includes(&text);
+            while let Some(include) = open.pop() {
+                if source.headers.iter().any(|(n, _)| *n == include) {
+                    continue;
+                }
+                let Some((text, own)) = library.text(&include)? else {
+                    let place = library.place(name);
+                    return Err(format!(
+                        "it includes {include:?}, which is not there\n  where: {place}\n  do: put it beside, or take the include out"
+                    ));
+                };
+                built_in &= own;
+                open.extend(includes(&text));
+                source = source.header(include, text);
+            }
+            source.headers.sort();
+            let all: Vec<u8> = std::iter::once(text.as_bytes())
+                .chain(source.headers.iter().map(|h| h.1.as_bytes()))
+                .flat_map(|t| t.iter().copied().chain([0]))
+                .collect();
+            library.files.insert(name.into(), File { header, source, built_in, hash: Hash::of(&all) });
+        }
+        Ok(library)
+    }
+
+    /// A file's text, and whether it is the program's own.
+    fn text(&self, name: &str) -> Result<Option<(String, bool)>, String> {
+        if let Some(folder) = &self.folder {
+            let path = folder.join(name);
+            match std::fs::read_to_string(&path) {
+                Ok(text) => return Ok(Some((text, false))),
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(e) => {
+                    let place = path.display();
+                    return Err(format!(
+                        "the kernel file can't be read: {e}\n  where: {place}\n  do: make it readable UTF-8 text"
+                    ));
+                }
+            }
+        }
+        Ok(BUILT_IN.iter().find(|(n, _)| *n == name).map(|(_, t)| ((*t).to_string(), true)))
+    }
+
+    /// Where a file comes from, for messages.
+    pub fn place(&self, name: &str) -> String {
+        match &self.folder {
+            Some(folder) if folder.join(name).exists() => folder.join(name).display().to_string(),
+            _ => format!("built-in kernel {name}"),
+        }
+    }
+
+    /// All files, by name.
+    pub fn files(&self) -> impl Iterator<Item = (&str, &File)> {
+        self.files.iter().map(|(n, f)| (n.as_str(), f))
+    }
+
+    /// A file.
+    pub fn file(&self, name: &str) -> Option<&File> {
+        self.files.get(name)
+    }
+
+    /// The file that has an entry point.
+    pub fn with_entry(&self, entry: &str) -> Option<(&str, &File)> {
+        self.files().find(|(_, f)| f.header.entry(entry).is_some())
+    }
+}
+
+fn kernel_names() -> impl Iterator<Item = &'static str> {
+    BUILT_IN.iter().map(|(n, _)| *n).filter(|n| n.ends_with(".cu"))
+}
+
+/// Names in `#include "…"` lines.
+fn includes(text: &str) -> Vec<String> {
+    let named = |line: &str| {
+        let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("include")?.trim_start();
+        Some(rest.strip_prefix('"')?.split_once('"')?.0.to_string())
+    };
+    text.lines().filter_map(named).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_kernels_are_read_with_all_that_they_include() {
+        let library = Library::built_in().unwrap();
+        assert_eq!(library.files().count(), kernel_names().count());
+        let fused = library.file("fused.cu").unwrap();
+        let names: Vec<&str> = fused.source.headers.iter().map(|h| h.0.as_str()).collect();
+        assert_eq!(names, ["attention.cuh", "common.cuh"]);
+        assert!(fused.built_in && library.with_entry("fused_part").is_some_and(|(n, _)| n == "fused.cu"));
+    }
+
+    #[test]
+    fn a_folder_replaces_what_it_holds() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = BUILT_IN.iter().find(|(n, _)| *n == "norm.cu").unwrap().1;
+        std::fs::write(folder.path().join("norm.cu"), text.replace("THREADS = 256", "THREADS = 64")).unwrap();
+        let library = Library::folder(folder.path()).unwrap();
+        assert_eq!(library.file("norm.cu").unwrap().header.tile["THREADS"], 64);
+        assert!(!library.file("norm.cu").unwrap().built_in && library.file("rope.cu").unwrap().built_in);
+        let own = Library::built_in().unwrap();
+        assert_ne!(own.file("norm.cu").unwrap().hash, library.file("norm.cu").unwrap().hash);
+    }
+
+    #[test]
+    fn a_folder_that_is_wrong_says_what_and_where() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = |name: &str, text: &str| {
+            std::fs::write(folder.path().join(name), text).unwrap();
+            let e = Library::folder(folder.path()).unwrap_err();
+            std::fs::remove_file(folder.path().join(name)).unwrap();
+            assert!(e.contains(&folder.path().display().to_string()) && e.contains("  do: "), "{e}");
+            e
+        };
+        assert!(error("readme", "").contains("holds no .cu file"));
+        assert!(error("new.cu", "").contains("no kernel file is called \"new.cu\""));
+        assert!(error("norm.cu", "int x;").contains("does not begin with a header"));
+        let text = BUILT_IN.iter().find(|(n, _)| *n == "norm.cu").unwrap().1;
+        assert!(error("norm.cu", &text.replace("common.cuh", "other.cuh")).contains("\"other.cuh\""));
+        assert!(Library::folder(&folder.path().join("none")).unwrap_err().contains("can't be read"));
+    }
+}

@@ -1,0 +1,189 @@
+/*!
+A device with the kernels' code and the memory of one run.
+
+Every output is poisoned before its kernels run. A device that keeps track of written bytes says itself what was wrong; on
+any other each stage is computed twice, over a NaN and over a finite number, and what differs was never written, or
+depends on what lay there before. Memory that is still held when this ends is given back.
+*/
+
+use super::code::Code;
+use super::header::Entry;
+use crate::device::{Arg, Buffer, Device, Launch, Pattern};
+use crate::engine::EngineError;
+use mla_numeric::DType;
+
+/// Fills of the two passes, in 16 and 32 bits: NaN, and 1.5 * 2^10 in bf16 and in f32.
+const POISON: [(u16, u32); 2] = [(0xffff, 0xffff_ffff), (0x44c0, 0x44c0_0000)];
+
+/// Passes of a device at most.
+pub const PASSES: usize = 2;
+
+/// The poison of a pass.
+pub fn poison(pass: usize, dtype: DType) -> Pattern {
+    let (narrow, wide) = POISON[pass % PASSES];
+    if dtype.bytes() == 2 { Pattern::Bits16(narrow) } else { Pattern::Bits32(wide) }
+}
+
+/// Memory, with what it is for.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    /// The device's handle.
+    pub buffer: Buffer,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+/// One run's device.
+pub struct Machine<'a, D: Device> {
+    /// The device.
+    pub device: &'a mut D,
+    code: &'a mut Code,
+    geometry: Vec<(&'static str, i64)>,
+    held: Vec<Buffer>,
+}
+
+/// What went wrong on the way: what, where, what to do.
+pub fn broke(text: impl ToString) -> EngineError {
+    EngineError::Broke(text.to_string())
+}
+
+impl<'a, D: Device> Machine<'a, D> {
+    /// A device for one layer; `geometry` has the scalars that headers may ask for.
+    pub fn new(device: &'a mut D, code: &'a mut Code, geometry: Vec<(&'static str, i64)>) -> Machine<'a, D> {
+        Machine { device, code, geometry, held: Vec::new() }
+    }
+
+    /// Passes that each stage takes.
+    pub fn passes(&self) -> usize {
+        if self.device.tracks() { 1 } else { PASSES }
+    }
+
+    /// Poisoned memory; never nothing, since devices refuse that.
+    pub fn allocate(&mut self, bytes: usize, what: &str) -> Result<Held, EngineError> {
+        let buffer = self.device.allocate(bytes.max(16).next_multiple_of(4) as u64, what).map_err(broke)?;
+        self.held.push(buffer);
+        Ok(Held { buffer, bytes })
+    }
+
+    /// Memory with these bytes.
+    pub fn upload(&mut self, bytes: &[u8], what: &str) -> Result<Held, EngineError> {
+        let held = self.allocate(bytes.len(), what)?;
+        self.device.write(held.buffer, 0, bytes).map_err(broke)?;
+        Ok(held)
+    }
+
+    /// Memory with 32-bit numbers.
+    pub fn upload_words(
+        &mut self,
+        words: impl IntoIterator<Item = u32>,
+        what: &str,
+    ) -> Result<Held, EngineError> {
+        let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+        self.upload(&bytes, what)
+    }
+
+    /// Gives memory back.
+    pub fn free(&mut self, held: Held) -> Result<(), EngineError> {
+        self.held.retain(|b| *b != held.buffer);
+        self.device.free(held.buffer).map_err(broke)
+    }
+
+    /// All of some memory.
+    pub fn read(&mut self, held: Held) -> Result<Vec<u8>, EngineError> {
+        let mut bytes = vec![0; held.bytes];
+        self.device.read(held.buffer, 0, &mut bytes).map_err(broke)?;
+        Ok(bytes)
+    }
+
+    /// Replaces all of some memory.
+    pub fn write(&mut self, held: Held, bytes: &[u8]) -> Result<(), EngineError> {
+        self.device.write(held.buffer, 0, bytes).map_err(broke)
+    }
+
+    /// Entry points of a file that compute a stage: (name, most query rows of an item).
+    pub fn entries(&self, file: &str, stage: &str) -> Result<Vec<(String, usize)>, EngineError> {
+        let missing = || {
+            let place = self.code.library().place(file);
+            EngineError::Input(format!(
+                "no kernel computes {stage}\n  where: {place}\n  do: name the stage in a [[kernel]] of its header"
+            ))
+        };
+        let header = &self.code.library().file(file).ok_or_else(missing)?.header;
+        let computes = |k: &&Entry| k.stages.iter().any(|s| s == stage);
+        let mut found = Vec::new();
+        for k in header.kernels.iter().filter(computes) {
+            let rows = match &k.rows {
+                None => 1,
+                Some(rows) => header.value(rows, &self.geometry).map_err(|e| self.refused(file, &e))?,
+            };
+            found.push((k.entry.clone(), usize::try_from(rows).unwrap_or(0).max(1)));
+        }
+        if found.is_empty() { Err(missing()) } else { Ok(found) }
+    }
+
+    fn refused(&self, file: &str, what: &str) -> EngineError {
+        EngineError::Input(format!(
+            "{what}\n  where: {}\n  do: correct its header; docs/kernels.md has the fields",
+            self.code.library().place(file)
+        ))
+    }
+
+    /// Runs a kernel: geometry of the launch from its header, by what the layer has and `names`.
+    pub fn launch(
+        &mut self,
+        entry: &str,
+        names: &[(&'static str, usize)],
+        arguments: &[Arg],
+    ) -> Result<(), EngineError> {
+        let Some((file, found)) = self.code.library().with_entry(entry) else {
+            return Err(EngineError::Input(format!(
+                "no kernel is called {entry}\n  where: the kernel files\n  do: see docs/kernels.md"
+            )));
+        };
+        let (file, header) = (file.to_string(), found.header.clone());
+        let mut all: Vec<(&str, i64)> = self.geometry.clone();
+        all.extend(names.iter().map(|(n, v)| (*n, *v as i64)));
+        let value = |e: &str| header.value(e, &all).map_err(|e| self.refused(&file, &e));
+        let Some(kernel) = header.entry(entry) else {
+            return Err(self.refused(&file, "an entry point is missing"));
+        };
+        for condition in &kernel.requires {
+            if value(condition)? == 0 {
+                let shown: Vec<String> = all.iter().map(|(n, v)| format!("{n} = {v}")).collect();
+                return Err(EngineError::Input(format!(
+                    "kernel {entry} asks for {condition}, which does not hold: {}\n  where: {}\n  do: pass --kernels with one that takes this geometry, or --engine cpu",
+                    shown.join(", "),
+                    self.code.library().place(&file)
+                )));
+            }
+        }
+        let number = |e: &str| -> Result<u32, EngineError> {
+            let v = value(e)?;
+            u32::try_from(v).map_err(|_| self.refused(&file, &format!("{e:?} in its header is {v}")))
+        };
+        let mut grid = [1; 3];
+        if kernel.grid.len() > 3 {
+            return Err(self.refused(&file, "its header has a grid of more than three axes"));
+        }
+        for (g, e) in grid.iter_mut().zip(&kernel.grid) {
+            *g = number(e)?;
+        }
+        let block = [number(&kernel.threads)?, 1, 1];
+        let dynamic_shared = kernel.shared.as_deref().map_or(Ok(0), number)?;
+        if grid.contains(&0) {
+            return Ok(()); // nothing to do
+        }
+        let module = self.code.module(self.device, &file, &self.geometry)?;
+        let launch = Launch { module, kernel: entry, grid, block, dynamic_shared, arguments };
+        self.device.launch(&launch).map_err(broke)
+    }
+}
+
+impl<D: Device> Drop for Machine<'_, D> {
+    fn drop(&mut self) {
+        for buffer in self.held.drain(..) {
+            // What can't be given back after an error is the device's own affair.
+            let _ = self.device.free(buffer);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+/*!
+The engine of our own kernels: the program's kernel files, or a folder of the user's, on any device.
+
+Host code is written once, over [`Device`]: a GPU through its driver, or the PTX machine. Kernel files say themselves how
+they are launched and what they round ([`header`]); nothing here knows a tile size. Nothing on the device is trusted
+([`machine`]).
+*/
+
+pub mod code;
+pub mod expression;
+pub mod header;
+pub mod library;
+pub mod machine;
+mod run;
+mod weights;
+mod work;
+
+use super::{Description, Engine, EngineError, Sink};
+use crate::case::Case;
+use crate::device::Device;
+use crate::model::Layer;
+use code::Code;
+use library::Library;
+use machine::Machine;
+use mla_numeric::DType;
+use mla_reference::{Contract, Form, Geometry};
+use std::cell::RefCell;
+
+/// Our kernels on a device.
+pub struct KernelEngine<D: Device> {
+    name: &'static str,
+    contract: Contract,
+    inner: RefCell<(D, Code)>,
+}
+
+/// Scalars of a layer that kernels may be compiled for.
+pub fn scalars(g: &Geometry) -> Vec<(&'static str, i64)> {
+    [
+        ("HIDDEN", g.hidden),
+        ("HEADS", g.heads),
+        ("Q_RANK", g.q_rank),
+        ("LATENT", g.latent),
+        ("ROPE", g.rope),
+        ("NOPE", g.nope),
+        ("VALUE", g.value),
+    ]
+    .map(|(name, value)| (name, value as i64))
+    .to_vec()
+}
+
+impl<D: Device> KernelEngine<D> {
+    /// Kernels of a library on a device. `name` is the engine's in reports; the plan must have `splits`.
+    ///
+    /// # Errors
+    /// Headers whose contracts contradict each other.
+    pub fn new(
+        name: &'static str,
+        device: D,
+        library: Library,
+        splits: usize,
+    ) -> Result<KernelEngine<D>, EngineError> {
+        let contract = contract(&library, splits).map_err(EngineError::Input)?;
+        Ok(KernelEngine { name, contract, inner: RefCell::new((device, Code::new(library))) })
+    }
+
+    /// Lends the device.
+    pub fn with_device<T>(&self, use_it: impl FnOnce(&mut D) -> T) -> T {
+        use_it(&mut self.inner.borrow_mut().0)
+    }
+}
+
+/// What the kernels of a library declare together, and what this host adds: norms' weights, partial results and lse are
+/// float32.
+fn contract(library: &Library, splits: usize) -> Result<Contract, String> {
+    let mut all: Option<(String, Contract)> = None;
+    for (name, file) in library.files() {
+        let place = || library.place(name);
+        let wrong = |e: String| format!("{e}\n  where: {}\n  do: correct its header", place());
+        let Some(mut c) = file.header.contract().map_err(wrong)? else { continue };
+        c = Contract { norm_weights: DType::F32, splits: splits.into(), ..c };
+        let attends = c.softmax != mla_reference::Softmax::exact();
+        match &mut all {
+            None => all = Some((place(), c)),
+            Some((_, known))
+                if !attends && (known.activations, known.accumulate) == (c.activations, c.accumulate) => {}
+            Some((other, known)) if known.softmax == mla_reference::Softmax::exact() => {
+                if (known.activations, known.accumulate) != (c.activations, c.accumulate) {
+                    return Err(apart(&place(), other));
+                }
+                (*other, *known) = (place(), c);
+            }
+            Some((_, known)) if *known == c => {}
+            Some((other, _)) => return Err(apart(&place(), other)),
+        }
+    }
+    all.map(|(_, c)| c).ok_or_else(|| {
+        "no kernel file declares a contract\n  where: the kernel files\n  do: give one a [contract]".into()
+    })
+}
+
+fn apart(one: &str, other: &str) -> String {
+    format!(
+        "two kernel files declare contracts that contradict each other\n  where: {one} and {other}\n  do: give both the same tile and roundings"
+    )
+}
+
+impl<D: Device> Engine for KernelEngine<D> {
+    fn describe(&self) -> Description {
+        Description { name: self.name, device: self.inner.borrow().0.describe() }
+    }
+
+    fn contract(&self) -> Contract {
+        self.contract
+    }
+
+    fn run(
+        &self,
+        layer: &Layer,
+        case: &Case,
+        forms: &[Form],
+        sink: &mut dyn Sink,
+    ) -> Result<(), EngineError> {
+        let mut inner = self.inner.borrow_mut();
+        let (device, code) = &mut *inner;
+        let mut machine = Machine::new(device, code, scalars(&layer.spec.geometry));
+        run::Run::new(&mut machine, self.contract, layer, case, sink)?.all(forms, sink)
+    }
+}

@@ -1,0 +1,87 @@
+/*!
+Weights on the device, and as the judge is shown them: read back from there.
+*/
+
+use super::machine::{Held, Machine, broke};
+use crate::device::Device;
+use crate::engine::{EngineError, Sink};
+use crate::model::Layer;
+use mla_numeric::DType;
+use mla_reference::product::Rows;
+use mla_reference::{WEIGHTS, Weight};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+
+/// Rows that a thread rounds at once.
+const ROWS: usize = 64;
+
+/// Bits read back from a device.
+struct ReadBack {
+    bytes: Vec<u8>,
+    rows: usize,
+    cols: usize,
+    dtype: DType,
+}
+
+impl Rows for ReadBack {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+    fn cols(&self) -> usize {
+        self.cols
+    }
+    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
+        let n = self.dtype.bytes();
+        let at = (row * self.cols + k0) * n;
+        self.dtype.decode(&self.bytes[at..at + out.len() * n], out);
+    }
+}
+
+/// Uploads every weight of a layer and shows the judge what the device holds.
+pub fn upload<D: Device>(
+    machine: &mut Machine<D>,
+    layer: &Layer,
+    dtype: DType,
+    sink: &mut dyn Sink,
+) -> Result<BTreeMap<Weight, Held>, EngineError> {
+    let mut all = BTreeMap::new();
+    for w in WEIGHTS.iter().map(|r| r.weight).filter(|w| w.exists(&layer.spec.geometry)) {
+        let missing = || {
+            broke(format!(
+                "the layer has no {w}\n  where: layer {}\n  do: check the file with inspect",
+                layer.index
+            ))
+        };
+        let held = if w.is_norm() {
+            let values = layer.weights.norm(w).ok_or_else(missing)?;
+            let held = machine.upload(&DType::F32.encode(values), w.name())?;
+            let back = machine.read(held)?;
+            let mut values = vec![0.0; values.len()];
+            DType::F32.decode(&back, &mut values);
+            sink.norm(w, &values)?;
+            held
+        } else {
+            let rows = layer.weights.matrix(w).ok_or_else(missing)?;
+            let held = machine.upload(&rounded(rows, dtype), w.name())?;
+            let bytes = machine.read(held)?;
+            sink.weight(w, &ReadBack { bytes, rows: rows.rows(), cols: rows.cols(), dtype })?;
+            held
+        };
+        all.insert(w, held);
+    }
+    Ok(all)
+}
+
+/// A weight's values, each rounded once.
+fn rounded(rows: &dyn Rows, dtype: DType) -> Vec<u8> {
+    let line = rows.cols() * dtype.bytes();
+    let mut bytes = vec![0; rows.rows() * line];
+    bytes.par_chunks_mut((line * ROWS).max(1)).enumerate().for_each(|(i, chunk)| {
+        let mut exact = vec![0.0; rows.cols()];
+        for (j, out) in chunk.chunks_mut(line.max(1)).enumerate() {
+            rows.decode(i * ROWS + j, 0, &mut exact);
+            dtype.encode_into(&exact, out);
+        }
+    });
+    bytes
+}
