@@ -146,6 +146,7 @@ impl Compiled {
         if ptx.is_empty() {
             return Err(empty("PTX"));
         }
+        let ptx = without_folders(&ptx);
         let mut notices: Vec<Notice> = Notice::of_version(version).into_iter().collect();
         let mut kernels = Vec::new();
         if target.is_real() {
@@ -161,6 +162,23 @@ impl Compiled {
         let cubin = target.is_real().then_some(cubin);
         Ok(Compiled { target, version, name: name.into(), ptx, cubin, log, kernels, notices })
     }
+}
+
+/// PTX whose `.file` lines name files only: the compiler puts the folder it runs in before them, though it opens none.
+fn without_folders(ptx: &str) -> String {
+    let mut out = String::with_capacity(ptx.len());
+    for line in ptx.split_inclusive('\n') {
+        let named = line.trim_start().starts_with(".file").then(|| line.split_once('"')).flatten();
+        match named.and_then(|(head, rest)| Some((head, rest.split_once('"')?))) {
+            Some((head, (path, tail))) => {
+                let name = path.rsplit('/').next().unwrap_or(path);
+                // Time and size of a file that was never opened follow in some versions.
+                out += &format!("{head}\"{name}\"{tail}");
+            }
+            None => out += line,
+        }
+    }
+    out
 }
 
 /// What a kernel takes.
