@@ -108,9 +108,9 @@ grid = ["cdiv(blocks, 256 / 32)"]
 // | Q2_K, Q4_K, Q5_K | 11 + 4 + 2, 11 + 6 + 4, 11 + 6 + 5 | exact; minus a minimum of 11 + 4, 6, 6 bits, exact |
 //
 // (-8, -16, -128, -32 and -4, which take a bit more, are powers of two.) At most 23 of float32's 24 bits, between 2^-24
-// and 2^29: nothing rounds, nothing is subnormal. Only the sum with a minimum can be longer than float32, to which it is
-// rounded to odd; with 24 bits, which are more than bf16's 8 and two, the second rounding is then that of the sum
-// itself (Boldo, Melquiond: Emulation of FMA and correctly rounded sums, 2008).
+// and 2^29: nothing rounds, nothing is subnormal. Only the sum with a minimum can be longer than float32's 24 bits. It is
+// rounded to them to odd, and then to bf16's 8 to nearest, which gives what rounding the sum itself would: two bits to
+// spare are enough (Boldo and Melquiond 2008, Emulation of FMA and Correctly Rounded Sums).
 //
 // Layouts: ggml 0.25.3, block structures of `ggml-common.h`.
 

@@ -382,7 +382,6 @@ fn kernels_are_small() {
         for k in &code.kernels {
             let what =
                 format!("{} on {target}, {} registers, {} B of code", k.kernel, k.registers, k.code_bytes);
-            let _ = writeln!(std::io::stdout(), "{what}");
             assert_eq!((k.spill_store_bytes, k.spill_load_bytes), (Some(0), Some(0)), "{what}");
             assert_eq!((k.frame_bytes, k.static_shared_bytes, k.parameter_bytes), (0, 0, 24), "{what}");
             assert!(k.registers * limits.threads_per_sm <= limits.registers_per_sm, "{what}");
