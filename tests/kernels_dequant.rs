@@ -1,0 +1,390 @@
+/*!
+`kernels/dequant.cu` on the PTX machine: every element is the exact value rounded once to bf16, for every type, and the
+machine finds nothing wrong.
+
+The exact values are those of `reference/src/dequant`, which is held to ggml's own float32 results; here the kernels are
+held to ggml's results too, wherever these are exact. The PTX is the committed one, so that no compiler is needed. Where
+`MLA_CHECK_NVRTC` names one, it must compile to the same code; with `MLA_CHECK_REQUIRE_NVRTC=1` it must be there.
+*/
+
+mod common;
+
+use common::fixture;
+use mla_check::device::ptx::PtxMachine;
+use mla_check::device::{Arg, Device, Launch, Limits, Module};
+use mla_check::nvrtc::stamp::{self, Stamp};
+use mla_check::nvrtc::{Compiled, Nvrtc, Options, PINNED, Search, Source, Target, VARIABLE};
+use mla_numeric::DType;
+use mla_reference::dequant::{self, DECODERS};
+use mla_reference::ggml::GgmlType;
+use safetensors::SafeTensors;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+const TEXT: &str = include_str!("../kernels/dequant.cu");
+const TARGET: Target = Target::compute(120);
+
+fn source() -> Source {
+    Source::new("dequant.cu", TEXT)
+}
+
+/// Source lines, so that findings name them.
+fn options() -> Options {
+    Options { line_info: true, ..Options::default() }
+}
+
+fn committed() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("kernels/ptx/dequant.{TARGET}.ptx"))
+}
+
+/// The committed PTX, if it belongs to the source.
+fn ptx() -> String {
+    let place = committed();
+    let text = std::fs::read_to_string(&place).unwrap_or_else(|e| panic!("{}: {e}", place.display()));
+    let stamp = Stamp::of(&source(), TARGET, &options(), PINNED);
+    let again = "set MLA_CHECK_NVRTC and run a_compiler_gives_the_committed_code, which says what to do";
+    stamp.check(&text).unwrap_or_else(|e| panic!("{}: {e}; {again}", place.display())).into()
+}
+
+/// What a launch needs, from the file's header.
+struct Entry {
+    ty: GgmlType,
+    name: String,
+    threads: u32,
+    /// Blocks of the type that a block of threads decodes.
+    per_grid: u64,
+}
+
+fn entries() -> Vec<Entry> {
+    let inner = TEXT.strip_prefix("/*---").and_then(|t| t.split_once("---*/")).unwrap().0;
+    let header: toml::Table = toml::from_str(inner).unwrap();
+    assert_eq!(header["version"].as_integer(), Some(1));
+    let of = |k: &toml::Value| {
+        let text = |v: &toml::Value| v.as_str().unwrap().to_string();
+        let ty = text(&k["type"]);
+        let threads = text(&k["threads"]).parse().unwrap();
+        let grid = text(&k["grid"].as_array().unwrap()[0]);
+        let per = grid.strip_prefix("cdiv(blocks, ").and_then(|g| g.strip_suffix(")")).unwrap();
+        let (first, rest) = per.split_once(' ').unwrap();
+        let (sign, second) = rest.split_once(' ').unwrap();
+        let (a, b): (u64, u64) = (first.parse().unwrap(), second.parse().unwrap());
+        Entry {
+            ty: *GgmlType::ALL.iter().find(|t| t.name() == ty).unwrap(),
+            name: text(&k["entry"]),
+            threads,
+            per_grid: if sign == "/" { a / b } else { a * b },
+        }
+    };
+    header["kernel"].as_array().unwrap().iter().map(of).collect()
+}
+
+/// A machine with the kernels.
+struct Kernels {
+    machine: PtxMachine,
+    module: Module,
+    entries: Vec<Entry>,
+}
+
+impl Kernels {
+    fn new() -> Kernels {
+        let mut machine = PtxMachine::new(TARGET).unwrap();
+        let module = machine.load(&Compiled::of_ptx("dequant.cu", TARGET, ptx())).unwrap();
+        Kernels { machine, module, entries: entries() }
+    }
+
+    /// Bits of all elements of whole blocks. Buffers are no larger than they must be, the output is poisoned and must be
+    /// written whole, and nothing may be found.
+    fn decode(&mut self, ty: GgmlType, bytes: &[u8]) -> Vec<u16> {
+        let blocks = bytes.len() / ty.block_bytes();
+        assert_eq!(blocks * ty.block_bytes(), bytes.len());
+        let entry = self.entries.iter().find(|e| e.ty == ty).unwrap();
+        let mut out = vec![0; 2 * blocks * ty.block_elements()];
+        let from = self.machine.allocate(bytes.len() as u64, "blocks").unwrap();
+        let to = self.machine.allocate(out.len() as u64, "out").unwrap();
+        self.machine.write(from, 0, bytes).unwrap();
+        let launch = Launch {
+            module: self.module,
+            kernel: &entry.name,
+            grid: [(blocks as u64).div_ceil(entry.per_grid) as u32, 1, 1],
+            block: [entry.threads, 1, 1],
+            dynamic_shared: 0,
+            arguments: &[Arg::In(from), Arg::Out(to), (blocks as u64).into()],
+        };
+        self.machine.launch(&launch).unwrap();
+        self.machine.read(to, 0, &mut out).unwrap();
+        assert_eq!(self.machine.take_findings(), [], "{ty}, {blocks} blocks");
+        self.machine.free(from).unwrap();
+        self.machine.free(to).unwrap();
+        out.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b)).collect()
+    }
+
+    /// Decodes, and compares with the exact values rounded once. Gives how many elements of them rounding to float32 and
+    /// then to bf16 gets wrong.
+    fn check(&mut self, ty: GgmlType, bytes: &[u8], what: &str) -> usize {
+        let got = self.decode(ty, bytes);
+        let exact = exact(ty, bytes);
+        assert_eq!(got.len(), exact.len());
+        for (i, (&got, &x)) in got.iter().zip(&exact).enumerate() {
+            let want = once(x);
+            assert!(same(got, want), "{ty} {what}, element {i}: {got:#06x}, exact {x:e}: {want:#06x}");
+        }
+        exact.iter().filter(|&&x| !same(once(x), twice(x))).count()
+    }
+}
+
+/// Whether two bf16 are the same bits, or both NaN.
+fn same(a: u16, b: u16) -> bool {
+    let nan = |v: u16| v & 0x7fff > 0x7f80;
+    a == b || nan(a) && nan(b)
+}
+
+fn once(x: f64) -> u16 {
+    DType::Bf16.to_bits(x) as u16
+}
+
+fn twice(x: f64) -> u16 {
+    half::bf16::from_f32(x as f32).to_bits()
+}
+
+fn exact(ty: GgmlType, bytes: &[u8]) -> Vec<f64> {
+    let mut exact = vec![0.0; bytes.len() / ty.block_bytes() * ty.block_elements()];
+    dequant::decode(ty, bytes, &mut exact).unwrap();
+    exact
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn word(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+    fn bytes(&mut self, count: usize) -> Vec<u8> {
+        let mut out: Vec<u8> = (0..count.div_ceil(8)).flat_map(|_| self.word().to_le_bytes()).collect();
+        out.truncate(count);
+        out
+    }
+    fn of<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.word() as usize % from.len()]
+    }
+}
+
+/// Where a type has its f16 scales: d, and the minimum's.
+fn scales(ty: GgmlType) -> &'static [usize] {
+    use GgmlType::*;
+    match ty {
+        Q4_0 | Q5_0 | Q8_0 | IQ4_NL | IQ4_XS => &[0],
+        Q4_1 | Q5_1 | Q4_K | Q5_K => &[0, 2],
+        Q2_K => &[80, 82],
+        Q3_K => &[108],
+        Q6_K => &[208],
+        _ => &[],
+    }
+}
+
+/// Random blocks whose scales `scale` draws, given which of the scales it is.
+fn drawn(
+    ty: GgmlType,
+    blocks: usize,
+    r: &mut Random,
+    mut scale: impl FnMut(&mut Random, usize) -> u16,
+) -> Vec<u8> {
+    let mut bytes = r.bytes(blocks * ty.block_bytes());
+    for block in bytes.chunks_mut(ty.block_bytes()) {
+        for (which, &at) in scales(ty).iter().enumerate() {
+            block[at..at + 2].copy_from_slice(&scale(r, which).to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// f16: ±0, the smallest and largest subnormal and normal, infinities, NaN quiet and signalling.
+const SPECIAL: [u16; 16] = [
+    0, 0x8000, 1, 0x8001, 0x03ff, 0x83ff, 0x0400, 0x8400, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7e00, 0xfe00,
+    0x7c01, 0x3c00,
+];
+
+#[test]
+fn there_is_a_kernel_for_every_type_that_can_be_decoded() {
+    let types: Vec<_> = entries().iter().map(|e| e.ty).collect();
+    assert_eq!(types, DECODERS.iter().map(|d| d.ty()).collect::<Vec<_>>());
+    let module = mla_ptx::Module::parse(&ptx()).unwrap();
+    let mut names: Vec<_> = module.kernels().map(|k| k.name.to_string()).collect();
+    let mut expected: Vec<_> = types.iter().map(|t| format!("dequant_{}", t.name().to_lowercase())).collect();
+    names.sort();
+    expected.sort();
+    assert_eq!(names, expected);
+    names = entries().into_iter().map(|e| e.name).collect();
+    names.sort();
+    assert_eq!(names, expected);
+}
+
+/// Blocks that ggml decoded: bf16 of the exact value, and of ggml's float32 wherever that is exact.
+#[test]
+fn blocks_that_ggml_decoded() {
+    let mut kernels = Kernels::new();
+    let file = std::fs::read(fixture("quant/blocks.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&file).unwrap();
+    let mut missing = Vec::new();
+    for ty in DECODERS.iter().map(|d| d.ty()) {
+        let mut held = 0;
+        for part in ["", "quantised_"] {
+            let tensor = |key: &str| file.tensor(&format!("{ty}.{part}{key}"));
+            let (Ok(bytes), Ok(floats)) = (tensor("bytes"), tensor("f32")) else { continue };
+            let got = kernels.decode(ty, bytes.data());
+            kernels.check(ty, bytes.data(), part);
+            let floats = floats.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
+            for (i, ((got, x), ggml)) in got.iter().zip(exact(ty, bytes.data())).zip(floats).enumerate() {
+                if f64::from(ggml) == x || ggml.is_nan() {
+                    held += 1;
+                    let want = half::bf16::from_f32(ggml).to_bits();
+                    assert!(same(*got, want), "{ty} {part}{i}: {got:#06x}, ggml {ggml:e}: {want:#06x}");
+                }
+            }
+        }
+        if held == 0 {
+            missing.push(ty);
+        }
+    }
+    assert_eq!(missing, [GgmlType::F32]);
+}
+
+/// Random bytes; then with scales that are zero, subnormal, largest, infinite or NaN.
+#[test]
+fn random_blocks_with_any_scale() {
+    let mut kernels = Kernels::new();
+    for (seed, ty) in DECODERS.iter().map(|d| d.ty()).enumerate() {
+        let mut r = Random(seed as u64);
+        let blocks = 65_536 / ty.block_elements();
+        let bytes = r.bytes(blocks * ty.block_bytes());
+        kernels.check(ty, &bytes, "random");
+        let bytes = drawn(ty, blocks, &mut r, |r, _| r.of(&SPECIAL));
+        kernels.check(ty, &bytes, "special");
+    }
+}
+
+/// The types whose elements are numbers of a format: every f16 and bf16; f32 at and beside ties, and beyond bf16's largest.
+#[test]
+fn all_halves_and_ties_of_float32() {
+    let mut kernels = Kernels::new();
+    let halves: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    kernels.check(GgmlType::F16, &halves, "all");
+    kernels.check(GgmlType::BF16, &halves, "all");
+    let low = [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff];
+    let floats = (0..=u16::MAX).flat_map(|h| low.map(|l| u32::from(h) << 16 | l).map(u32::to_le_bytes));
+    kernels.check(GgmlType::F32, floats.collect::<Vec<_>>().as_flattened(), "ties");
+}
+
+/// A scale that makes ties of bf16 (nine bits of significand, the last one 1) against one so small that float32 drops its
+/// part, and the other way round: rounding twice is wrong in many elements, and the kernels are right in all.
+#[test]
+fn sums_at_ties_are_rounded_once() {
+    let mut kernels = Kernels::new();
+    for ty in [GgmlType::Q4_1, GgmlType::Q5_1, GgmlType::Q2_K, GgmlType::Q4_K, GgmlType::Q5_K] {
+        let mut wrong = 0;
+        for large in [0, 1] {
+            let mut r = Random(77 + large as u64);
+            let bytes = drawn(ty, 32_768 / ty.block_elements(), &mut r, |r, which| {
+                let w = r.word() as u16;
+                // 2^9 to 2^15, fraction xxxxxxx1'00; or 0 to 3 times 2^-24.
+                if which == large { (0x6000 | w & 0x9bf8) | 4 } else { w & 0x8003 }
+            });
+            wrong += kernels.check(ty, &bytes, "ties");
+        }
+        assert!(wrong > 500, "{ty}: {wrong}");
+    }
+}
+
+/// Fewer blocks than threads, one more than fill a warp or a block of threads, odd numbers.
+#[test]
+fn any_number_of_blocks() {
+    let mut kernels = Kernels::new();
+    for ty in DECODERS.iter().map(|d| d.ty()) {
+        let per = kernels.entries.iter().find(|e| e.ty == ty).unwrap().per_grid as usize;
+        let bytes = Random(5).bytes((2 * per + 3) * ty.block_bytes());
+        for blocks in (1..=9).chain([per - 1, per, per + 1, 2 * per + 3]) {
+            kernels.check(ty, &bytes[..blocks * ty.block_bytes()], "tail");
+        }
+    }
+}
+
+/// What the kernels' arithmetic rests on: without a minimum the value is a float32, or NaN.
+#[test]
+fn float32_holds_what_has_no_minimum() {
+    for ty in DECODERS.iter().map(|d| d.ty()).filter(|ty| scales(ty.to_owned()).len() == 1) {
+        let mut r = Random(9);
+        let random = r.bytes(4096 * ty.block_bytes());
+        // The largest and smallest significands and exponents.
+        let extreme = drawn(ty, 4096, &mut r, |r, _| r.of(&[0x7bff, 0x07ff, 0x03ff, 1, 0x77ff]));
+        for x in exact(ty, &[random, extreme].concat()) {
+            assert!(f64::from(x as f32) == x || x.is_nan(), "{ty}: {x:e}");
+        }
+    }
+}
+
+/// The compiler that the environment names; nothing is searched for.
+fn nvrtc(test: &str) -> Option<Nvrtc> {
+    let Some(named) = std::env::var_os(VARIABLE).filter(|v| !v.is_empty()) else {
+        assert!(
+            std::env::var_os("MLA_CHECK_REQUIRE_NVRTC").is_none_or(|v| v != "1"),
+            "MLA_CHECK_REQUIRE_NVRTC=1, but {VARIABLE} is not set"
+        );
+        // Not by println!: that is shown of failed tests only.
+        let _ = writeln!(std::io::stderr(), "{test}: NOT RUN, {VARIABLE} is not set");
+        return None;
+    };
+    let search = Search { named: Some(named.into()), ..Search::default() };
+    Some(Nvrtc::find(&search).unwrap_or_else(|e| panic!("{e}")))
+}
+
+/// With source lines the compiler writes the folder that it runs in before the source's name.
+fn without_folder(ptx: &str) -> String {
+    let line = |l: &str| match l.split_once('"') {
+        Some((before, _)) if before.trim() == ".file\t1" => format!("{before}\"{}\"\n", source().name),
+        _ => format!("{l}\n"),
+    };
+    ptx.lines().map(line).collect()
+}
+
+#[test]
+fn a_compiler_gives_the_committed_code() {
+    let Some(nvrtc) = nvrtc("a_compiler_gives_the_committed_code") else { return };
+    let code = nvrtc.compile(&source(), TARGET, &options()).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(code.diagnostics(), "");
+    let code = without_folder(&code.ptx);
+    if nvrtc.version() != PINNED {
+        let _ = writeln!(std::io::stderr(), "not compared: this is NVRTC {}", nvrtc.version());
+        return;
+    }
+    let stamp = Stamp::of(&source(), TARGET, &options(), PINNED);
+    let old = std::fs::read_to_string(committed()).unwrap_or_default();
+    let fresh = stamp.check(&old).and_then(|ptx| stamp::same_code(ptx, &code));
+    if let Err(e) = fresh {
+        let new = Path::new(env!("CARGO_TARGET_TMPDIR")).join(committed().file_name().unwrap());
+        std::fs::write(&new, stamp.head(&code)).unwrap();
+        panic!("{e}\n  where: {}\n  do: cp {} there", committed().display(), new.display());
+    }
+}
+
+/// Nothing spills, nothing lies in local or shared memory, and as many threads fit as the device takes.
+#[test]
+fn kernels_are_small() {
+    let Some(nvrtc) = nvrtc("kernels_are_small") else { return };
+    let targets = [90, 100, 120].map(Target::sm);
+    for (target, code) in targets.iter().zip(nvrtc.compile_all(&source(), &targets, &options())) {
+        let code = code.unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(code.diagnostics(), "");
+        assert_eq!(code.kernels.len(), DECODERS.len());
+        let limits = Limits::of(*target).unwrap();
+        for k in &code.kernels {
+            let what =
+                format!("{} on {target}, {} registers, {} B of code", k.kernel, k.registers, k.code_bytes);
+            assert_eq!((k.spill_store_bytes, k.spill_load_bytes), (Some(0), Some(0)), "{what}");
+            assert_eq!((k.frame_bytes, k.static_shared_bytes, k.parameter_bytes), (0, 0, 24), "{what}");
+            assert!(k.registers * limits.threads_per_sm <= limits.registers_per_sm, "{what}");
+        }
+    }
+}
