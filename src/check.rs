@@ -7,6 +7,7 @@ streams into the judge, then verdicts are gathered.
 
 use crate::case::{Batch, Case, Draw, HiddenError, automatic_splits};
 use crate::contracts::{ChoiceError, ContractChoice};
+use crate::device::Device;
 use crate::device::ptx::PtxMachine;
 use crate::engine::cpu::CpuEngine;
 use crate::engine::kernels::KernelEngine;
@@ -273,9 +274,26 @@ pub fn engine(options: &Options) -> Result<Box<dyn Engine>, EngineError> {
         EngineKind::Ptx => {
             let device = PtxMachine::new(Target::compute(options.architecture));
             let device = device.map_err(|e| EngineError::Input(e.to_string()))?;
-            Box::new(KernelEngine::new("ptx", device, library(options)?, options.splits())?)
+            kernels("ptx", device, options)?
         }
     })
+}
+
+/// Our kernels on a device, by the options.
+fn kernels<D: Device + 'static>(
+    name: &'static str,
+    device: D,
+    options: &Options,
+) -> Result<Box<dyn Engine>, EngineError> {
+    let engine = KernelEngine::new(name, device, library(options)?, options.splits(), &options.forms)?;
+    let computes = engine.contract().activations;
+    if computes != options.dtype {
+        return Err(EngineError::Input(format!(
+            "the kernels compute in {computes}, not in {}\n  where: --dtype\n  do: pass --dtype {computes}, or --engine cpu",
+            options.dtype
+        )));
+    }
+    Ok(Box::new(engine))
 }
 
 /// The kernel files that the options ask for.

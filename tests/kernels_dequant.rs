@@ -3,22 +3,24 @@
 machine finds nothing wrong.
 
 The exact values are those of `reference/src/dequant`, which is held to ggml's own float32 results; here the kernels are
-held to ggml's results too, wherever these are exact. The PTX is the committed one, so that no compiler is needed. Where
-`MLA_CHECK_NVRTC` names one, it must compile to the same code; with `MLA_CHECK_REQUIRE_NVRTC=1` it must be there.
+held to ggml's results too, wherever these are exact. The PTX is the committed one, so that no compiler is needed;
+`tests/kernels.rs` compares it with what the compiler gives.
 */
 
 mod common;
+#[path = "common/compiler.rs"]
+mod compiler;
 
 use common::fixture;
+use compiler::nvrtc;
 use mla_check::device::ptx::PtxMachine;
 use mla_check::device::{Arg, Device, Launch, Limits, Module};
-use mla_check::nvrtc::stamp::{self, Stamp};
-use mla_check::nvrtc::{Compiled, Nvrtc, Options, PINNED, Search, Source, Target, VARIABLE};
+use mla_check::nvrtc::stamp::Stamp;
+use mla_check::nvrtc::{Compiled, Options, PINNED, Source, Target};
 use mla_numeric::DType;
 use mla_reference::dequant::{self, DECODERS};
 use mla_reference::ggml::GgmlType;
 use safetensors::SafeTensors;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 const TEXT: &str = include_str!("../kernels/dequant.cu");
@@ -42,7 +44,7 @@ fn ptx() -> String {
     let place = committed();
     let text = std::fs::read_to_string(&place).unwrap_or_else(|e| panic!("{}: {e}", place.display()));
     let stamp = Stamp::of(&source(), TARGET, &options(), PINNED);
-    let again = "set MLA_CHECK_NVRTC and run a_compiler_gives_the_committed_code, which says what to do";
+    let again = "tests/kernels.rs says how to write it anew";
     stamp.check(&text).unwrap_or_else(|e| panic!("{}: {e}; {again}", place.display())).into()
 }
 
@@ -322,50 +324,6 @@ fn float32_holds_what_has_no_minimum() {
         for x in exact(ty, &[random, extreme].concat()) {
             assert!(f64::from(x as f32) == x || x.is_nan(), "{ty}: {x:e}");
         }
-    }
-}
-
-/// The compiler that the environment names; nothing is searched for.
-fn nvrtc(test: &str) -> Option<Nvrtc> {
-    let Some(named) = std::env::var_os(VARIABLE).filter(|v| !v.is_empty()) else {
-        assert!(
-            std::env::var_os("MLA_CHECK_REQUIRE_NVRTC").is_none_or(|v| v != "1"),
-            "MLA_CHECK_REQUIRE_NVRTC=1, but {VARIABLE} is not set"
-        );
-        // Not by println!: that is shown of failed tests only.
-        let _ = writeln!(std::io::stderr(), "{test}: NOT RUN, {VARIABLE} is not set");
-        return None;
-    };
-    let search = Search { named: Some(named.into()), ..Search::default() };
-    Some(Nvrtc::find(&search).unwrap_or_else(|e| panic!("{e}")))
-}
-
-/// With source lines the compiler writes the folder that it runs in before the source's name.
-fn without_folder(ptx: &str) -> String {
-    let line = |l: &str| match l.split_once('"') {
-        Some((before, _)) if before.trim() == ".file\t1" => format!("{before}\"{}\"\n", source().name),
-        _ => format!("{l}\n"),
-    };
-    ptx.lines().map(line).collect()
-}
-
-#[test]
-fn a_compiler_gives_the_committed_code() {
-    let Some(nvrtc) = nvrtc("a_compiler_gives_the_committed_code") else { return };
-    let code = nvrtc.compile(&source(), TARGET, &options()).unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(code.diagnostics(), "");
-    let code = without_folder(&code.ptx);
-    if nvrtc.version() != PINNED {
-        let _ = writeln!(std::io::stderr(), "not compared: this is NVRTC {}", nvrtc.version());
-        return;
-    }
-    let stamp = Stamp::of(&source(), TARGET, &options(), PINNED);
-    let old = std::fs::read_to_string(committed()).unwrap_or_default();
-    let fresh = stamp.check(&old).and_then(|ptx| stamp::same_code(ptx, &code));
-    if let Err(e) = fresh {
-        let new = Path::new(env!("CARGO_TARGET_TMPDIR")).join(committed().file_name().unwrap());
-        std::fs::write(&new, stamp.head(&code)).unwrap();
-        panic!("{e}\n  where: {}\n  do: cp {} there", committed().display(), new.display());
     }
 }
 

@@ -17,6 +17,11 @@ pub trait Rows: Sync {
     /// Writes columns `k0 .. k0 + out.len()` of a row. `k0` is a multiple of 256; `out` ends at the end of the row or
     /// at a multiple of 256 columns. Called once for each part by a product, in any order, from many threads.
     fn decode(&self, row: usize, k0: usize, out: &mut [f64]);
+    /// Type and bytes of all rows, one after another, where the matrix is ggml blocks and nothing else: for who decodes
+    /// them itself.
+    fn stored(&self) -> Option<(GgmlType, &[u8])> {
+        None
+    }
 }
 
 impl<R: Rows + ?Sized> Rows for &R {
@@ -28,6 +33,9 @@ impl<R: Rows + ?Sized> Rows for &R {
     }
     fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
         (**self).decode(row, k0, out);
+    }
+    fn stored(&self) -> Option<(GgmlType, &[u8])> {
+        (**self).stored()
     }
 }
 
@@ -88,6 +96,9 @@ impl<'a> Blocks<'a> {
 impl Rows for Blocks<'_> {
     fn rows(&self) -> usize {
         self.bytes.len() / self.row_bytes
+    }
+    fn stored(&self) -> Option<(GgmlType, &[u8])> {
+        Some((self.decoder.ty(), self.bytes))
     }
     fn cols(&self) -> usize {
         self.cols

@@ -14,8 +14,26 @@ use crate::nvrtc::stamp::Stamp;
 use crate::nvrtc::{Compiled, Error, Kind, Nvrtc, Options, PINNED, Problem, Target};
 use std::collections::HashMap;
 
-/// PTX of the fixtures' geometries, for where there is no NVRTC.
-const COMMITTED: &[(&str, &str)] = &[];
+macro_rules! committed_ptx {
+    ($($name:literal),*) => {
+        &[$(($name, include_str!(concat!("../../../kernels/ptx/", $name)))),*]
+    };
+}
+
+/// PTX of the fixtures' geometries (heads of 128 + 64 and 128, of 192 + 64 and 256; those of DeepSeek-V2, V3, Kimi-K2 and of
+/// GLM-5, GLM-4.7-Flash too), for where there is no NVRTC.
+pub const COMMITTED: &[(&str, &str)] = committed_ptx![
+    "dequant.compute_120.ptx",
+    "norm.compute_120.ptx",
+    "product.compute_120.ptx",
+    "rope.compute_120.ptx",
+    "cache.compute_120.ptx",
+    "merge.compute_120.ptx",
+    "fused-nope128-rope64-value128.compute_120.ptx",
+    "fused-nope192-rope64-value256.compute_120.ptx",
+    "absorbed-nope128-rope64-latent512.compute_120.ptx",
+    "absorbed-nope192-rope64-latent512.compute_120.ptx"
+];
 
 /// A folder's worth of code, compiled as it is asked for.
 pub struct Code {

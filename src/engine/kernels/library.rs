@@ -21,6 +21,7 @@ macro_rules! built_in {
 const BUILT_IN: &[(&str, &str)] = built_in![
     "common.cuh",
     "attention.cuh",
+    "dequant.cu",
     "norm.cu",
     "product.cu",
     "rope.cu",

@@ -49,7 +49,8 @@ pub fn scalars(g: &Geometry) -> Vec<(&'static str, i64)> {
 }
 
 impl<D: Device> KernelEngine<D> {
-    /// Kernels of a library on a device. `name` is the engine's in reports; the plan must have `splits`.
+    /// Kernels of a library on a device. `name` is the engine's in reports; the plan must have `splits`, and
+    /// only `forms` may be run.
     ///
     /// # Errors
     /// Headers whose contracts contradict each other.
@@ -58,8 +59,9 @@ impl<D: Device> KernelEngine<D> {
         device: D,
         library: Library,
         splits: usize,
+        forms: &[Form],
     ) -> Result<KernelEngine<D>, EngineError> {
-        let contract = contract(&library, splits).map_err(EngineError::Input)?;
+        let contract = contract(&library, splits, forms).map_err(EngineError::Input)?;
         Ok(KernelEngine { name, contract, inner: RefCell::new((device, Code::new(library))) })
     }
 
@@ -71,9 +73,13 @@ impl<D: Device> KernelEngine<D> {
 
 /// What the kernels of a library declare together, and what this host adds: norms' weights, partial results and lse are
 /// float32.
-fn contract(library: &Library, splits: usize) -> Result<Contract, String> {
+fn contract(library: &Library, splits: usize, forms: &[Form]) -> Result<Contract, String> {
     let mut all: Option<(String, Contract)> = None;
-    for (name, file) in library.files() {
+    let unused = |name: &str| {
+        (name == "fused.cu" && !forms.contains(&Form::Fused))
+            || (name == "absorbed.cu" && !forms.contains(&Form::Absorbed))
+    };
+    for (name, file) in library.files().filter(|(n, _)| !unused(n)) {
         let place = || library.place(name);
         let wrong = |e: String| format!("{e}\n  where: {}\n  do: correct its header", place());
         let Some(mut c) = file.header.contract().map_err(wrong)? else { continue };
@@ -100,7 +106,7 @@ fn contract(library: &Library, splits: usize) -> Result<Contract, String> {
 
 fn apart(one: &str, other: &str) -> String {
     format!(
-        "two kernel files declare contracts that contradict each other\n  where: {one} and {other}\n  do: give both the same tile and roundings"
+        "two kernel files declare contracts that contradict each other\n  where: {one} and {other}\n  do: give both the same tile and roundings, or run one --form"
     )
 }
 

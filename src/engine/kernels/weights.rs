@@ -1,9 +1,9 @@
 /*!
-Weights on the device, and as the judge is shown them: read back from there.
+Weights on the device, and as the judge is shown them: read back from there. The device decodes stored blocks itself.
 */
 
-use super::machine::{Held, Machine, broke};
-use crate::device::Device;
+use super::machine::{Held, Machine, broke, poison};
+use crate::device::{Arg, Device};
 use crate::engine::{EngineError, Sink};
 use crate::model::Layer;
 use mla_numeric::DType;
@@ -62,7 +62,10 @@ pub fn upload<D: Device>(
             held
         } else {
             let rows = layer.weights.matrix(w).ok_or_else(missing)?;
-            let held = machine.upload(&rounded(rows, dtype), w.name())?;
+            let held = match decoded(machine, rows, dtype, w.name())? {
+                Some(held) => held,
+                None => machine.upload(&rounded(rows, dtype), w.name())?,
+            };
             let bytes = machine.read(held)?;
             sink.weight(w, &ReadBack { bytes, rows: rows.rows(), cols: rows.cols(), dtype })?;
             held
@@ -70,6 +73,27 @@ pub fn upload<D: Device>(
         all.insert(w, held);
     }
     Ok(all)
+}
+
+/// A weight decoded on the device from its stored blocks. None where it is no plain matrix of blocks (a weight that is
+/// taken out of another, one that a probe or a deliberate fault changed), or no kernel takes its type.
+fn decoded<D: Device>(
+    machine: &mut Machine<D>,
+    rows: &dyn Rows,
+    dtype: DType,
+    name: &str,
+) -> Result<Option<Held>, EngineError> {
+    let Some((ty, bytes)) = rows.stored().filter(|_| dtype == DType::Bf16) else { return Ok(None) };
+    let Some(entry) = machine.decoder(ty.name()) else { return Ok(None) };
+    let count = bytes.len() / ty.block_bytes().max(1);
+    let blocks = machine.upload(bytes, name)?;
+    let out = machine.allocate(rows.rows() * rows.cols() * dtype.bytes(), name)?;
+    machine.device.poison(out.buffer, poison(0, dtype)).map_err(broke)?;
+    let arguments = [Arg::In(blocks.buffer), Arg::Out(out.buffer), (count as u64).into()];
+    machine.launch(&entry, &[("blocks", count)], &arguments)?;
+    machine.device.synchronise().map_err(broke)?;
+    machine.free(blocks)?;
+    Ok(Some(out))
 }
 
 /// A weight's values, each rounded once.
