@@ -220,6 +220,8 @@ pub fn layer_with(
         (report.tensors, report.odd) = (judged.units, judged.odd);
         (report.gates, report.cumulative) = (judged.gates, judged.cumulative);
         report.verdict = overall(&report.tensors);
+        // Now it is known what compiled its kernels.
+        report.engine = engine.describe();
         probed(&layer, &case, options, engine, progress, &mut report)?;
     }
     if let Some(s) = saver {

@@ -10,7 +10,10 @@ use super::out::{Failure, Output};
 use super::text::{escape, size, wrap};
 use crate::device::Limits;
 use crate::device::case::Case;
-use crate::nvrtc::{Compiled, Error, Kind, Nvrtc, Options, Problem, Resources, Search, Source, Target};
+use crate::engine::kernels::header::Header;
+use crate::nvrtc::{
+    Compiled, Error, Kind, Nvrtc, Options, Problem, Resources, Search, Source, Target, includes,
+};
 use clap::Args;
 use launched::Launched;
 use look::Look;
@@ -164,7 +167,7 @@ fn of_source(args: &PtxArgs, out: &mut Output) -> Result<Report, Failure> {
         false => Failure::input(e),
     })?;
     let options = Options {
-        defines: args.defines.clone(),
+        defines: defines(&source, &args.defines)?,
         fmad: args.fmad,
         max_registers: args.max_registers,
         // Findings name source lines by them.
@@ -206,7 +209,43 @@ fn read(path: &Path) -> Result<Source, Failure> {
     let text = String::from_utf8(bytes)
         .map_err(|e| fail(format!("the file is not UTF-8 from byte {} on", e.utf8_error().valid_up_to())))?;
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    Ok(Source::new(name, text))
+    let mut source = Source::new(name, text);
+    // What it includes and lies beside it; of the rest the compiler says that it is missing.
+    let mut open = includes(&source.text);
+    while let Some(include) = open.pop() {
+        let beside = path.with_file_name(&include);
+        if let (false, Ok(text)) =
+            (source.headers.iter().any(|h| h.0 == include), std::fs::read_to_string(beside))
+        {
+            open.extend(includes(&text));
+            source = source.header(include, text);
+        }
+    }
+    Ok(source)
+}
+
+/// Macros of the command line, and those that the file's own header has tile sizes for.
+fn defines(source: &Source, given: &[(String, String)]) -> Result<Vec<(String, String)>, Failure> {
+    let mut all = given.to_vec();
+    if !source.text.trim_start().starts_with("/*---") {
+        return Ok(all);
+    }
+    let known = |all: &[(String, String)], name: &String| all.iter().any(|(n, _)| n == name);
+    let input = |what: String, fix: &str| {
+        Failure::Input(format!("{what}\n  where: {}\n  do: {fix}", escape(&source.name)))
+    };
+    let header = Header::of(&source.text)
+        .map_err(|e| input(e, "correct its header; docs/kernels.md has the fields"))?;
+    for (name, value) in header.tile.iter().filter(|(n, _)| !known(given, n)) {
+        all.push((name.clone(), value.to_string()));
+    }
+    let missing: Vec<String> =
+        header.geometry.iter().filter(|n| !known(given, n)).map(|n| format!("-D{n}=…")).collect();
+    if !missing.is_empty() {
+        let fix = format!("pass {}, the layer's figures (inspect shows them)", missing.join(" "));
+        return Err(input("its header asks for scalars of a layer".into(), &fix));
+    }
+    Ok(all)
 }
 
 fn save(path: &Path, ptx: &str) -> Result<(), Failure> {

@@ -24,6 +24,30 @@ pub struct Description {
     pub name: &'static str,
     /// Hardware and arithmetic in a line.
     pub device: String,
+    /// Kernel files that it runs, by name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kernels: Vec<KernelFile>,
+    /// What compiled them, once they are.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub compilers: Vec<String>,
+}
+
+impl Description {
+    /// Of an engine without kernel files.
+    pub fn plain(name: &'static str, device: impl Into<String>) -> Description {
+        Description { name, device: device.into(), kernels: Vec::new(), compilers: Vec::new() }
+    }
+}
+
+/// A kernel file of a report.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct KernelFile {
+    /// Name.
+    pub name: String,
+    /// Of the file and all that it includes: FNV-1a, 128 bits.
+    pub hash: String,
+    /// Whether it is the program's own.
+    pub built_in: bool,
 }
 
 /// Why an engine gave up.

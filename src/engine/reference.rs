@@ -28,10 +28,7 @@ pub struct ReferenceEngine;
 
 impl Engine for ReferenceEngine {
     fn describe(&self) -> Description {
-        Description {
-            name: "reference",
-            device: format!("float64 on {} threads", rayon::current_num_threads()),
-        }
+        Description::plain("reference", format!("float64 on {} threads", rayon::current_num_threads()))
     }
 
     fn contract(&self) -> Contract {

@@ -36,6 +36,15 @@ impl Source {
     }
 }
 
+/// Names in the `#include "…"` lines of a source.
+pub fn includes(text: &str) -> Vec<String> {
+    let named = |line: &str| {
+        let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("include")?.trim_start();
+        Some(rest.strip_prefix('"')?.split_once('"')?.0.to_string())
+    };
+    text.lines().filter_map(named).collect()
+}
+
 /// Options that change the code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {

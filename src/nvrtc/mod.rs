@@ -27,7 +27,7 @@ pub mod stamp;
 mod target;
 mod version;
 
-pub use compile::{Compiled, Notice, Options, Resources, Source};
+pub use compile::{Compiled, Notice, Options, Resources, Source, includes};
 pub use cubin::Parameter;
 pub use error::{Error, Problem};
 pub use find::{Candidate, Search, VARIABLE};

@@ -428,7 +428,7 @@ mod tests {
                 number: number as u64,
                 setup: String::new(),
                 repeat: String::new(),
-                engine: Description { name: "none", device: String::new() },
+                engine: Description::plain("none", String::new()),
                 verdict,
                 units: vec![("attn_out".into(), verdict, String::new())],
                 p,

@@ -17,6 +17,7 @@ pub struct Preset {
     pub arch: &'static str,
     pub hidden: u64,
     pub heads: u64,
+    /// 0: queries come straight from the hidden states.
     pub q_rank: u64,
     pub latent: u64,
     pub nope: u64,
@@ -37,6 +38,8 @@ pub struct Yarn {
     pub original_context: u32,
     /// 0.1 · mscale_all_dim.
     pub log_multiplier: f32,
+    /// beta_fast and beta_slow, where they are not the usual 32 and 1.
+    pub betas: Option<[f32; 2]>,
 }
 
 /// The sparse indexer.
@@ -93,7 +96,60 @@ impl Preset {
             rope_base: 1e4,
             eps: 1e-6,
             context: 163_840,
-            yarn: Some(Yarn { factor: 40.0, original_context: 4096, log_multiplier: 0.1 }),
+            yarn: Some(Yarn { factor: 40.0, original_context: 4096, log_multiplier: 0.1, betas: None }),
+            indexer: None,
+        },
+        Preset {
+            name: "deepseek-v2-lite",
+            arch: "deepseek2",
+            hidden: 2048,
+            heads: 16,
+            q_rank: 0,
+            latent: 512,
+            nope: 128,
+            rope: 64,
+            value: 128,
+            rope_base: 1e4,
+            eps: 1e-6,
+            context: 163_840,
+            yarn: Some(Yarn { factor: 40.0, original_context: 4096, log_multiplier: 0.0707, betas: None }),
+            indexer: None,
+        },
+        Preset {
+            name: "kimi-k2",
+            arch: "deepseek2",
+            hidden: 7168,
+            heads: 64,
+            q_rank: 1536,
+            latent: 512,
+            nope: 128,
+            rope: 64,
+            value: 128,
+            rope_base: 5e4,
+            eps: 1e-6,
+            context: 131_072,
+            yarn: Some(Yarn {
+                factor: 32.0,
+                original_context: 4096,
+                log_multiplier: 0.1,
+                betas: Some([1.0; 2]),
+            }),
+            indexer: None,
+        },
+        Preset {
+            name: "glm-4.7-flash",
+            arch: "deepseek2",
+            hidden: 2048,
+            heads: 20,
+            q_rank: 768,
+            latent: 512,
+            nope: 192,
+            rope: 64,
+            value: 256,
+            rope_base: 1e6,
+            eps: 1e-5,
+            context: 202_752,
+            yarn: None,
             indexer: None,
         },
     ];
@@ -115,11 +171,17 @@ impl Preset {
             ("attn_kv_a_norm.weight", vec![latent], Norm),
             ("attn_norm.weight", vec![hidden], Norm),
             ("attn_output.weight", vec![heads * value, hidden], Output),
-            ("attn_q_a.weight", vec![hidden, q_rank], Weight),
-            ("attn_q_a_norm.weight", vec![q_rank], Norm),
-            ("attn_q_b.weight", vec![q_rank, heads * (nope + self.rope)], Weight),
-            ("attn_v_b.weight", vec![latent, value, heads], Weight),
         ];
+        let q = heads * (nope + self.rope);
+        tensors.extend(match q_rank {
+            0 => vec![("attn_q.weight", vec![hidden, q], Weight)],
+            _ => vec![
+                ("attn_q_a.weight", vec![hidden, q_rank], Weight),
+                ("attn_q_a_norm.weight", vec![q_rank], Norm),
+                ("attn_q_b.weight", vec![q_rank, q], Weight),
+            ],
+        });
+        tensors.push(("attn_v_b.weight", vec![latent, value, heads], Weight));
         if let Some(indexer) = &self.indexer {
             tensors.extend([
                 ("indexer.attn_k.weight", vec![hidden, indexer.width], Weight),
@@ -150,6 +212,10 @@ impl Preset {
             put("rope.scaling.factor", yarn.factor.into());
             put("rope.scaling.original_context_length", yarn.original_context.into());
             put("rope.scaling.yarn_log_multiplier", yarn.log_multiplier.into());
+            if let Some([fast, slow]) = yarn.betas {
+                put("rope.scaling.yarn_beta_fast", fast.into());
+                put("rope.scaling.yarn_beta_slow", slow.into());
+            }
         }
         put("rope.freq_base", self.rope_base.into());
         put("rope.dimension_count", int(self.rope));
@@ -158,7 +224,9 @@ impl Preset {
         put("attention.value_length", int(self.latent));
         put("attention.key_length_mla", int(self.nope + self.rope));
         put("attention.value_length_mla", int(self.value));
-        put("attention.q_lora_rank", int(self.q_rank));
+        if self.q_rank > 0 {
+            put("attention.q_lora_rank", int(self.q_rank));
+        }
         put("attention.kv_lora_rank", int(self.latent));
         if let Some(indexer) = &self.indexer {
             put("attention.indexer.head_count", int(indexer.heads));

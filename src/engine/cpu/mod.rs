@@ -83,7 +83,7 @@ impl CpuEngine {
 
 impl Engine for CpuEngine {
     fn describe(&self) -> Description {
-        Description { name: "cpu", device: "CPU: a GPU kernel's arithmetic, emulated".into() }
+        Description::plain("cpu", "CPU: a GPU kernel's arithmetic, emulated")
     }
 
     fn seams(&self) -> Option<&Seams> {

@@ -12,7 +12,8 @@ use crate::device::{Device, Module};
 use crate::engine::EngineError;
 use crate::nvrtc::stamp::Stamp;
 use crate::nvrtc::{Compiled, Error, Kind, Nvrtc, Options, PINNED, Problem, Target};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 macro_rules! committed_ptx {
     ($($name:literal),*) => {
@@ -38,7 +39,7 @@ pub const COMMITTED: &[(&str, &str)] = committed_ptx![
 /// A folder's worth of code, compiled as it is asked for.
 pub struct Code {
     library: Library,
-    compiler: Option<Nvrtc>,
+    compilers: Vec<String>,
     loaded: HashMap<(String, Vec<(String, i64)>), Module>,
 }
 
@@ -74,12 +75,17 @@ pub fn committed_name(file: &File, geometry: Names, target: Target) -> String {
 impl Code {
     /// Nothing is compiled yet.
     pub fn new(library: Library) -> Code {
-        Code { library, compiler: None, loaded: HashMap::new() }
+        Code { library, compilers: Vec::new(), loaded: HashMap::new() }
     }
 
     /// The sources.
     pub fn library(&self) -> &Library {
         &self.library
+    }
+
+    /// What compiled the code so far, with the options that all files share.
+    pub fn compilers(&self) -> &[String] {
+        &self.compilers
     }
 
     /// The module of a kernel file for a geometry, compiled and loaded at its first use.
@@ -107,19 +113,46 @@ impl Code {
         })?;
         let target = device.target();
         let compiled = match committed(file, &options, geometry, target) {
-            Some(compiled) => compiled,
-            None => {
-                if self.compiler.is_none() {
-                    self.compiler = Some(Nvrtc::here().map_err(|e| compiling(&e))?);
-                }
-                let Some(nvrtc) = &self.compiler else { return Err(missing()) };
-                nvrtc.compile(&file.source, target, &options).map_err(|e| compiling(&e))?
-            }
+            Some(compiled) => Arc::new(compiled),
+            None => compiled(file, target, &options)?,
         };
+        let by = match &compiled.log {
+            _ if compiled.cubin.is_none() && compiled.log.is_empty() => {
+                format!("committed PTX of NVRTC {PINNED}")
+            }
+            _ => format!("NVRTC {}", compiled.version),
+        };
+        let by = format!("{by} {}", Options { defines: Vec::new(), ..options }.arguments(target).join(" "));
+        if !self.compilers.contains(&by) {
+            self.compilers.push(by);
+        }
         let module = device.load(&compiled).map_err(broke)?;
         self.loaded.insert(key, module);
         Ok(module)
     }
+}
+
+/// Code that this process compiled before, by what it was made from: a study opens its device anew for every run.
+static COMPILED: Mutex<BTreeMap<String, Arc<Compiled>>> = Mutex::new(BTreeMap::new());
+static COMPILER: OnceLock<Nvrtc> = OnceLock::new();
+
+/// Compiles, or finds what was compiled.
+fn compiled(file: &File, target: Target, options: &Options) -> Result<Arc<Compiled>, EngineError> {
+    let nvrtc = match COMPILER.get() {
+        Some(nvrtc) => nvrtc,
+        None => {
+            let found = Nvrtc::here().map_err(|e| compiling(&e))?;
+            COMPILER.get_or_init(|| found)
+        }
+    };
+    let key = format!("{:?}", Stamp::of(&file.source, target, options, nvrtc.version()));
+    let known = || COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(code) = known().get(&key) {
+        return Ok(code.clone());
+    }
+    let code = Arc::new(nvrtc.compile(&file.source, target, options).map_err(|e| compiling(&e))?);
+    known().insert(key, code.clone());
+    Ok(code)
 }
 
 /// A compiler that is not there is the machine's affair, code that does not compile its author's.
@@ -133,7 +166,7 @@ fn compiling(e: &Error) -> EngineError {
 
 /// Committed PTX, where it belongs to this source, these options and this target.
 fn committed(file: &File, options: &Options, geometry: Names, target: Target) -> Option<Compiled> {
-    if target.kind != Kind::Virtual || !file.built_in {
+    if target.kind != Kind::Virtual {
         return None;
     }
     let name = committed_name(file, geometry, target);

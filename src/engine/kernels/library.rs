@@ -6,8 +6,8 @@ file. Includes are resolved here; the compiler opens no file.
 */
 
 use super::header::Header;
-use crate::nvrtc::Source;
 use crate::nvrtc::stamp::Hash;
+use crate::nvrtc::{Source, includes};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -155,6 +155,11 @@ impl Library {
         }
     }
 
+    /// The user's folder; nothing where there is none.
+    pub fn folder_name(&self) -> String {
+        self.folder.as_ref().map(|f| f.display().to_string()).unwrap_or_default()
+    }
+
     /// All files, by name.
     pub fn files(&self) -> impl Iterator<Item = (&str, &File)> {
         self.files.iter().map(|(n, f)| (n.as_str(), f))
@@ -173,15 +178,6 @@ impl Library {
 
 fn kernel_names() -> impl Iterator<Item = &'static str> {
     BUILT_IN.iter().map(|(n, _)| *n).filter(|n| n.ends_with(".cu"))
-}
-
-/// Names in `#include "…"` lines.
-fn includes(text: &str) -> Vec<String> {
-    let named = |line: &str| {
-        let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("include")?.trim_start();
-        Some(rest.strip_prefix('"')?.split_once('"')?.0.to_string())
-    };
-    text.lines().filter_map(named).collect()
 }
 
 #[cfg(test)]

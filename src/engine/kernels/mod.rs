@@ -15,7 +15,7 @@ mod run;
 mod weights;
 mod work;
 
-use super::{Description, Engine, EngineError, Sink};
+use super::{Description, Engine, EngineError, KernelFile, Sink};
 use crate::case::Case;
 use crate::device::Device;
 use crate::model::Layer;
@@ -112,7 +112,21 @@ fn apart(one: &str, other: &str) -> String {
 
 impl<D: Device> Engine for KernelEngine<D> {
     fn describe(&self) -> Description {
-        Description { name: self.name, device: self.inner.borrow().0.describe() }
+        let inner = self.inner.borrow();
+        let (device, code) = (&inner.0, &inner.1);
+        let kernels: Vec<KernelFile> = code
+            .library()
+            .files()
+            .map(|(name, f)| KernelFile { name: name.into(), hash: f.hash.to_string(), built_in: f.built_in })
+            .collect();
+        let theirs: Vec<&str> = kernels.iter().filter(|k| !k.built_in).map(|k| k.name.as_str()).collect();
+        let device = match theirs.as_slice() {
+            [] => device.describe(),
+            some => {
+                format!("{}, with {} of {}", device.describe(), some.join(", "), code.library().folder_name())
+            }
+        };
+        Description { name: self.name, device, kernels, compilers: code.compilers().to_vec() }
     }
 
     fn contract(&self) -> Contract {
