@@ -89,7 +89,10 @@ impl Cuda {
             return Err(Error::new(Problem::Ordinal { ordinal, count }, probe::place()));
         };
         let driver = Driver::open().map_err(|p| Error::new(p, probe::place()))?;
-        let refused = |f: Failed| Error::new(f.problem(), format!("GPU {ordinal}, {}", gpu.name));
+        let refused = |f: Failed| {
+            let problem = if f.is_fault() { Problem::Fault { why: f.why } } else { f.problem() };
+            Error::new(problem, format!("GPU {ordinal}, {}", gpu.name))
+        };
         let context = driver.device(ordinal).and_then(Context::new).map_err(refused)?;
         let fence = match context.event(false) {
             Ok(fence) => fence,
