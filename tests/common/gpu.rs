@@ -164,7 +164,7 @@ fn marks() {
     let (mut device, module) = open();
     let out = device.allocate(128, "values").unwrap();
     device.fill(out, Pattern::Bits8(0)).unwrap();
-    let mut spin = |device: &mut Cuda, rounds: u32| -> (Mark, Mark) {
+    let spin = |device: &mut Cuda, rounds: u32| -> (Mark, Mark) {
         let from = device.mark().unwrap();
         launch(device, module, "spin", 32, &[Arg::InOut(out), rounds.into()]).unwrap();
         (from, device.mark().unwrap())

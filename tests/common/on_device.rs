@@ -239,6 +239,7 @@ fn refusals(device: &mut dyn Device, module: Module) {
     assert!(matches!(error.problem(), Problem::Buffer), "{error}");
     // None of these ran, and the device still does.
     let y = device.allocate(16, "y").unwrap();
+    device.fill(x, Pattern::Bits8(0x21)).unwrap();
     launch(device, module, "copy", 4, &[good[0], Arg::Out(y), good[2]]).unwrap();
-    assert_eq!(read(device, y, 16), [0xff; 16]);
+    assert_eq!(read(device, y, 16), [0x21; 16]);
 }
