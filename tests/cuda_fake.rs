@@ -18,7 +18,8 @@ fn main() -> ExitCode {
         return gpu::main();
     }
     let arguments = Arguments::from_args();
-    let tests: [(&str, fn(&Path)); 5] = [
+    type Test = fn(&Path);
+    let tests: [(&str, Test); 5] = [
         ("gpu_tests_pass_on_it", gpu_tests_pass_on_it),
         ("gpu_tests_are_skipped_by_name", gpu_tests_are_skipped_by_name),
         ("a_required_gpu_is_a_failure", a_required_gpu_is_a_failure),
@@ -71,7 +72,9 @@ fn gpu_tests_pass_on_it(folder: &Path) {
     library(folder, "libcuda.so.1");
     let (code, text) = tests(folder, &[("MLA_CHECK_REQUIRE_GPU", "1")]);
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("17 passed; 0 failed; 0 ignored"), "{text}");
+    // One of them needs NVRTC.
+    let all = ["17 passed; 0 failed; 0 ignored", "16 passed; 0 failed; 1 ignored"];
+    assert!(all.iter().any(|a| text.contains(a)), "{text}");
 }
 
 /// A machine's own driver is hidden by a library that is none.

@@ -7,9 +7,10 @@ pub mod on_device;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use mla_check::device::cuda::{Cuda, Installed};
-use mla_check::device::{Arg, Device, Error, Limits, Mark, Module, Pattern, Problem};
+use mla_check::device::{Arg, Buffer, Device, Error, Limits, Mark, Module, Pattern, Problem};
 use mla_check::nvrtc::{Compiled, Nvrtc, Options, Source};
 use on_device::{launch, read};
+use std::io::Write;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const SOURCE: &str = include_str!("../../fixtures/device/probe.cu");
 const CUBIN_90: &[u8] = include_bytes!("../../fixtures/device/probe.sm_90.cubin");
 
+/// The test that needs NVRTC too.
+const COMPILES: &str = "compiled_here";
+
 /// Tests of GPUs alone.
 const OWN: [(&str, fn()); 8] = [
     ("description", description),
@@ -30,7 +34,7 @@ const OWN: [(&str, fn()); 8] = [
     ("marks", marks),
     ("other_code_is_refused", other_code_is_refused),
     ("two_devices_of_one_gpu", two_devices_of_one_gpu),
-    ("compiled_here", compiled_here),
+    (COMPILES, compiled_here),
     ("illegal_address", illegal_address),
     ("hung_kernel", hung_kernel),
 ];
@@ -40,7 +44,12 @@ pub fn main() -> ExitCode {
     match std::env::var(CHILD).as_deref() {
         Ok("stray") => child_stray(),
         Ok("hang") => child_hang(),
-        _ => return libtest_mimic::run(&Arguments::from_args(), trials()).exit_code(),
+        _ => {
+            // One after the other, unless asked for otherwise: they share one stream, and one of them measures time.
+            let mut arguments = Arguments::from_args();
+            arguments.test_threads = arguments.test_threads.or(Some(1));
+            return libtest_mimic::run(&arguments, trials()).exit_code();
+        }
     }
     ExitCode::SUCCESS
 }
@@ -58,6 +67,10 @@ fn missing() -> Option<String> {
 
 fn trials() -> Vec<Trial> {
     let missing = missing();
+    // Kernels are committed for sm_90; one test is about compiling.
+    let no_compiler = Nvrtc::here().err().map(|e| e.problem().to_string());
+    let nvrtc = std::env::var_os("MLA_CHECK_REQUIRE_NVRTC").is_none_or(|v| v != "1");
+    let lacks = |name| missing.clone().or_else(|| no_compiler.clone().filter(|_| nvrtc && name == COMPILES));
     let required = std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1");
     let generic = on_device::ALL.into_iter().map(|(name, body)| {
         let test: Box<dyn FnOnce() + Send> = Box::new(move || {
@@ -68,12 +81,12 @@ fn trials() -> Vec<Trial> {
     });
     let own = OWN.into_iter().map(|(name, test)| (name, Box::new(test) as Box<dyn FnOnce() + Send>));
     let all = generic.chain(own);
-    all.map(|(name, test)| match missing.clone() {
+    all.map(|(name, test)| match lacks(name) {
         None => Trial::test(name, move || {
             test();
             Ok(())
         }),
-        Some(why) if required => {
+        Some(why) if required && missing.is_some() => {
             Trial::test(name, move || Err(Failed::from(format!("MLA_CHECK_REQUIRE_GPU=1, but {why}"))))
         }
         // Marked as ignored, so that no runner counts it as passed; the kind is what every list shows.
@@ -135,17 +148,15 @@ fn guards() {
         (1003, "the nearest of them 4 behind"),
         (1000 + 65_535, "the nearest of them 65536 behind"),
     ];
-    let looks: [fn(&mut Cuda, mla_check::device::Buffer) -> Result<(), Error>; 3] =
-        [|d, _| d.check_guards(), |d, b| d.read(b, 0, &mut [0]), |d, b| d.free(b)];
+    type Look = fn(&mut Cuda, Buffer) -> Result<(), Error>;
+    let looks: [Look; 3] = [|d, _| d.check_guards(), |d, b| d.read(b, 0, &mut [0]), |d, b| d.free(b)];
     for (at, text) in around {
         for look in looks {
             let [beside, out] = ["beside", "poked"].map(|what| device.allocate(1000, what).unwrap());
             launch(&mut device, module, "poke", 1, &[Arg::InOut(out), 999i64.into(), 5u32.into()]).unwrap();
             device.check_guards().unwrap();
-            // Poison, zero or any one value would do: two of them, as one may be what the guard holds there.
-            for value in [0u32, 0xff] {
-                launch(&mut device, module, "poke", 1, &[Arg::InOut(out), at.into(), value.into()]).unwrap();
-            }
+            // Poison: what a kernel that copies too far is likely to write.
+            launch(&mut device, module, "poke", 1, &[Arg::InOut(out), at.into(), 0xffu32.into()]).unwrap();
             device.read(beside, 0, &mut [0]).unwrap();
             let error = look(&mut device, out).unwrap_err();
             assert!(error.to_string().contains(text), "{at}: {error}");
@@ -170,9 +181,15 @@ fn marks() {
         (from, device.mark().unwrap())
     };
     spin(&mut device, 1000);
-    let (short, long) = (spin(&mut device, 1_000_000), spin(&mut device, 4_000_000));
-    let short = device.elapsed(short.0, short.1).unwrap();
-    let long = device.elapsed(long.0, long.1).unwrap();
+    // The shortest of some: another process may have the GPU in between.
+    let mut least = |rounds| {
+        let all = [0; 3].map(|_| {
+            let (from, to) = spin(&mut device, rounds);
+            device.elapsed(from, to).unwrap()
+        });
+        all.into_iter().fold(f64::INFINITY, f64::min)
+    };
+    let (short, long) = (least(1_000_000), least(4_000_000));
     // 10^6 rounds of two dependent operations are some ms at any clock: launch overhead of µs is no part of the ratio; the
     // clock may change in between, by less than a factor of two.
     assert!(short > 0.5 && (2.0..8.0).contains(&(long / short)), "{short} ms, {long} ms");
@@ -220,14 +237,8 @@ fn two_devices_of_one_gpu() {
     assert_eq!(read(&mut b, word, 4), [7, 0xff, 0xff, 0xff]);
 }
 
-/// Source, NVRTC, driver: what engines do. For `a` targets too, where the compiler knows one.
+/// Source, NVRTC, driver: what engines do.
 fn compiled_here() {
-    if let Err(e) = Nvrtc::here() {
-        let required = std::env::var_os("MLA_CHECK_REQUIRE_NVRTC").is_some_and(|v| v == "1");
-        assert!(!required, "MLA_CHECK_REQUIRE_NVRTC=1, but {e}");
-        eprintln!("compiled_here: NOT RUN, {}", e.problem());
-        return;
-    }
     let mut device = Cuda::open(0).unwrap();
     let code = compile(&device, &Options { line_info: true, ..Options::default() });
     let module = device.load(&code).unwrap();
@@ -283,12 +294,17 @@ fn works() {
     on_device::ALL[0].1(&mut device, module);
 }
 
+fn say(error: &Error) {
+    let mut out = std::io::stdout();
+    writeln!(out, "{error}").unwrap();
+}
+
 fn child_stray() {
     let (mut device, module) = open();
     let out = device.allocate(4, "out").unwrap();
     launch(&mut device, module, "stray", 1, &[Arg::InOut(out), 16u64.into()]).unwrap();
     let error = device.read(out, 0, &mut [0; 4]).unwrap_err();
-    println!("{error}");
+    say(&error);
     let fault = |e: Error| assert!(matches!(e.problem(), Problem::Fault { .. }), "{e}");
     fault(device.allocate(4, "more").unwrap_err());
     fault(device.synchronise().unwrap_err());
@@ -310,7 +326,7 @@ fn child_hang() {
     let started = Instant::now();
     let error = device.synchronise().unwrap_err();
     assert!((PATIENCE..PATIENCE * 3).contains(&started.elapsed()), "{:?}", started.elapsed());
-    println!("{error}");
+    say(&error);
     let started = Instant::now();
     let hung = |e: Error| assert!(matches!(e.problem(), Problem::Hung { seconds: 2 }), "{e}");
     hung(device.read(word, 0, &mut [0; 4]).unwrap_err());

@@ -21,7 +21,7 @@ pub(super) fn broken(held: &[u8], pattern: &[u8], side: Side) -> Option<Problem>
     let differs = || held.iter().zip(pattern).enumerate().filter(|(_, (h, p))| h != p).map(|(i, _)| i);
     let bytes = differs().count() as u64;
     let nearest = match side {
-        Side::Before => BYTES - differs().last()?,
+        Side::Before => BYTES - differs().next_back()?,
         Side::Behind => differs().next()? + 1,
     };
     Some(Problem::Guard { side, at: nearest as u64, bytes })
