@@ -410,6 +410,13 @@ fn devices_are_listed() {
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(json["engines"].as_array().unwrap().len(), 4);
     assert!(json["threads"].as_u64().unwrap() > 0);
+    // Either there, or with what to do about it.
+    for part in ["driver", "nvrtc"] {
+        let missing = json[part]["missing"].as_str();
+        assert_ne!(json[part]["library"].is_string(), missing.is_some(), "{json}");
+        assert!(missing.is_none_or(|m| m.contains("\n  do: ")), "{json}");
+    }
+    assert!(words(&text).contains("GPUs"), "{}", words(&text));
 }
 
 #[test]

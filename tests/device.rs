@@ -6,6 +6,9 @@ stands for devices that report reads of poison when waiting. The second is the P
 from committed PTX.
 */
 
+#[path = "common/on_device.rs"]
+mod on_device;
+
 use mla_check::device::ptx::{Found, PtxMachine};
 use mla_check::device::{
     Arg, Buffer, Device, Error, Launch, Limits, Module, Owner, Packed, Pattern, Problem, range,
@@ -218,6 +221,28 @@ fn host_code_runs_on_a_device_behind_the_trait() {
     add(&mut machine, &[1.0, 2.5, -3.0], 0.5, 3).unwrap();
     assert_eq!(machine.take_findings(), []);
     assert!(machine.counts().warp_instructions > 0);
+}
+
+/// What GPUs are tested by (tests/gpu.rs), on the PTX machine: the same code runs, and none of it does anything wrong.
+#[test]
+fn the_tests_of_gpus_hold_on_the_ptx_machine() {
+    let code =
+        Compiled::of_ptx("probe.cu", Target::compute(120), include_str!("../fixtures/device/probe.ptx"));
+    for (name, body) in on_device::ALL {
+        let mut machine = machine();
+        let module = machine.load(&code).unwrap();
+        body(&mut machine, module);
+        assert_eq!(machine.take_findings(), [], "{name}");
+    }
+}
+
+#[test]
+fn an_emulated_device_has_no_clock() {
+    let mut machine = machine();
+    let error = machine.mark().unwrap_err();
+    assert!(matches!(error.problem(), Problem::NoClock), "{error}");
+    assert!(error.place().contains("emulated"), "{error}");
+    machine.check_guards().unwrap();
 }
 
 /// The launch goes on, as on a GPU; the finding names instruction, source line, lane and buffer.

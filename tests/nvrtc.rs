@@ -9,6 +9,7 @@ mod compiler;
 use compiler::nvrtc;
 use mla_check::nvrtc::stamp::{self, Stamp};
 use mla_check::nvrtc::{Options, PINNED, Problem, Source, Target};
+use std::path::Path;
 
 fn small() -> Source {
     Source::new("small.cu", include_str!("../fixtures/nvrtc/small.cu"))
@@ -98,4 +99,25 @@ fn what_is_wrong_is_named() {
     assert!(matches!(e.problem(), Problem::Target { .. }) && e.to_string().contains("120"), "{e}");
     assert_eq!(e.place(), nvrtc.place());
     assert!(matches!(compile("a\0b", "sm_120", &plain).problem(), Problem::Nul { at: 1, .. }));
+}
+
+/// Committed code of tests on devices is what the pinned compiler makes of its source. What was made lies in the folder
+/// that a failure names.
+#[test]
+fn code_of_device_tests_is_up_to_date() {
+    let Some(nvrtc) = nvrtc("code_of_device_tests_is_up_to_date") else { return };
+    if nvrtc.version() != PINNED {
+        return;
+    }
+    let source = Source::new("probe.cu", include_str!("../fixtures/device/probe.cu"));
+    let made = |target| nvrtc.compile(&source, target, &Options::default()).unwrap();
+    let (ptx, cubin) = (made(Target::compute(120)).ptx, made(Target::sm(90)).cubin.unwrap());
+    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/device");
+    let read = |name: &str| std::fs::read(committed.join(name)).unwrap_or_default();
+    if read("probe.ptx") != ptx.as_bytes() || read("probe.sm_90.cubin") != cubin {
+        let folder = std::env::temp_dir();
+        std::fs::write(folder.join("probe.ptx"), ptx).unwrap();
+        std::fs::write(folder.join("probe.sm_90.cubin"), cubin).unwrap();
+        panic!("fixtures/device differs; what was made is in {}", folder.display());
+    }
 }

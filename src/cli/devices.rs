@@ -1,25 +1,30 @@
-/*! `mla-check devices`: which engines this machine can run, and what is missing. */
+/*! `mla-check devices`: which engines and GPUs this machine can run, what is missing, and what to install for it. */
+
+mod gpus;
 
 use super::out::{Failure, Output};
 use super::text::{size, wrap};
 use clap::Args;
+use gpus::{Compiler, Driver};
 use serde::Serialize;
 
 /// Options of `devices`.
 #[derive(Args)]
-#[command(after_help = "Example: mla-check devices --format json")]
-pub struct DevicesArgs {}
+#[command(
+    after_help = "Exit codes: 0; 5 where --gpu or MLA_CHECK_REQUIRE_GPU=1 asks for a GPU that is not there.\n\nExample: mla-check devices --format json"
+)]
+pub struct DevicesArgs {
+    /// Fail unless the GPU of this number, from 0, is there
+    #[arg(long, value_name = "N")]
+    gpu: Option<u32>,
+}
 
 /// Every engine: name, whether this version has it, what it does or what is missing.
 const ENGINES: [Engine; 4] = [
     engine("reference", true, "float64 on the processor; the truth that the others are judged by"),
     engine("cpu", true, "a GPU kernel's arithmetic, emulated on the processor"),
     engine("ptx", false, "not part of this version; it comes with a later one"),
-    engine(
-        "cuda",
-        false,
-        "not part of this version; it comes with a later one. Whether libcuda.so.1 and NVRTC can be found here was not looked at",
-    ),
+    engine("cuda", false, "not part of this version; it comes with a later one"),
 ];
 
 const fn engine(name: &'static str, available: bool, what: &'static str) -> Engine {
@@ -42,27 +47,36 @@ struct Report {
     instruction_sets: Vec<&'static str>,
     memory_bytes: Option<u64>,
     memory_available_bytes: Option<u64>,
+    driver: Driver,
+    nvrtc: Compiler,
     engines: &'static [Engine],
 }
 
 /// Runs the command.
-pub fn main(_args: &DevicesArgs, out: &mut Output) -> Result<u8, Failure> {
+pub fn main(args: &DevicesArgs, out: &mut Output) -> Result<u8, Failure> {
+    let nvrtc = Compiler::look();
+    let driver = Driver::look(&nvrtc);
+    let required = std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1");
+    let asked = args.gpu.or(required.then_some(0));
+    let missing = asked.and_then(|ordinal| driver.lacks(ordinal));
     let report = Report {
         schema: "mla-check.devices",
-        version: 1,
+        version: 2,
         architecture: std::env::consts::ARCH,
         threads: rayon::current_num_threads(),
         instruction_sets: instruction_sets(),
         memory_bytes: memory("MemTotal:"),
         memory_available_bytes: memory("MemAvailable:"),
+        driver,
+        nvrtc,
         engines: &ENGINES,
     };
     if out.json() {
         out.print_json(&report)?;
-    } else {
+    } else if !out.quiet() {
         out.print(&text(&report, out.width().min(80)))?;
     }
-    Ok(0)
+    missing.map_or(Ok(0), |e| Err(Failure::Unavailable(e)))
 }
 
 fn text(r: &Report, width: usize) -> String {
@@ -78,14 +92,22 @@ fn text(r: &Report, width: usize) -> String {
     let mut lines = vec![
         format!("processor  {}, {} threads, instruction sets: {sets}", r.architecture, r.threads),
         format!("memory     {memory}"),
-        "engines".into(),
     ];
+    lines.extend(r.driver.text());
+    lines.extend(r.nvrtc.text());
+    lines.extend(r.driver.gpus_text());
+    lines.push("engines".into());
     lines.extend(
         r.engines
             .iter()
             .map(|e| format!("  {:<11}{:<5}{}", e.name, if e.available { "yes" } else { "no" }, e.what)),
     );
-    lines.iter().map(|l| wrap(l, width, if l.starts_with("  ") { 18 } else { 11 }) + "\n").collect()
+    let indent = |l: &str| match () {
+        () if l.starts_with("           ") => 11,
+        () if l.starts_with("  ") => 18,
+        () => 11,
+    };
+    lines.iter().map(|l| wrap(l, width, indent(l)) + "\n").collect()
 }
 
 /// Those that products and decoders have code for.

@@ -21,6 +21,11 @@ impl Error {
     pub fn place(&self) -> &str {
         &self.inner.1
     }
+    /// Whether it is the device that is missing, rather than a launch or a kernel that is wrong.
+    pub fn is_unavailable(&self) -> bool {
+        use Problem::*;
+        matches!(self.problem(), NoDriver | Stub | OldDriver { .. } | NoDevice { .. } | Ordinal { .. })
+    }
 }
 
 impl fmt::Display for Error {
@@ -30,6 +35,24 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// Which end of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Before its first byte.
+    Before,
+    /// Behind its last byte.
+    Behind,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Side::Before => "before its first",
+            Side::Behind => "behind its last",
+        })
+    }
+}
 
 /// What is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -67,6 +90,22 @@ pub enum Problem {
     Fault { why: String },
     #[error("the kernel did not end within {seconds} s")]
     Hung { seconds: u64 },
+    #[error("a kernel wrote {bytes} bytes outside of the buffer, the nearest of them {at} {side} byte")]
+    Guard { side: Side, at: u64, bytes: u64 },
+    #[error("this device has no clock")]
+    NoClock,
+    #[error("the mark is not one of this device, or so many were set since that it is forgotten")]
+    Mark,
+    #[error("libcuda, the library of NVIDIA's driver, was not found")]
+    NoDriver,
+    #[error("the libcuda that was found is a stub for linking, and no driver")]
+    Stub,
+    #[error("the driver has no function {missing}")]
+    OldDriver { missing: &'static str },
+    #[error("NVIDIA's driver is there, but offers no GPU: {why}")]
+    NoDevice { why: String },
+    #[error("there is no GPU {ordinal}; the driver has {count}, counted from 0")]
+    Ordinal { ordinal: u32, count: u32 },
     #[error("{call} failed: {why}")]
     Call { call: &'static str, why: String },
 }
@@ -90,11 +129,27 @@ impl Problem {
             Alias { .. } => "pass it once, as InOut, or give the kernel another buffer",
             Shape { .. } => "correct the launch's grid and block",
             Fault { .. } | Hung { .. } => {
-                "run it on engine ptx, which names the instruction; this process can't use the device any more"
+                "run it on engine ptx, which names the instruction; this process can't use the device any more: start a new one"
             }
             Buffer | Range { .. } | Pattern { .. } => {
                 "this is a mistake in the program that launches, not in the model"
             }
+            Guard { .. } => {
+                "correct the kernel's addresses; engine ptx names the instruction and the thread that writes there"
+            }
+            NoClock => "measure on a GPU: an emulated device's time says nothing about a kernel",
+            Mark => "take the time between marks soon after they were set",
+            NoDriver => {
+                "install NVIDIA's driver (it brings libcuda.so.1); in a container, give it the GPU: docker run --gpus all"
+            }
+            Stub => {
+                "take the toolkit's folder `stubs` out of LD_LIBRARY_PATH; with no driver there, install NVIDIA's"
+            }
+            OldDriver { .. } => "install a newer driver of NVIDIA's",
+            NoDevice { .. } => {
+                "see whether `nvidia-smi` lists one, and what CUDA_VISIBLE_DEVICES is set to; in a container, give it the GPU: docker run --gpus all"
+            }
+            Ordinal { .. } => "name one that `mla-check devices` lists",
             Call { .. } => "see the driver's message; `mla-check devices` shows what is there",
         }
     }

@@ -48,7 +48,7 @@ const fn row(number: u32, shared_per_sm: u32, shared_per_block: u32, threads_per
         shared_reserved: KIB,
         threads_per_block: 1024,
         threads_per_sm,
-        registers_per_thread: 255,
+        registers_per_thread: Limits::REGISTERS_PER_THREAD,
         registers_per_sm: 64 * KIB,
     }
 }
@@ -69,6 +69,9 @@ const TABLE: [Limits; 6] = [
 ];
 
 impl Limits {
+    /// Registers that a thread of any target may have (the same guide); a driver has no answer for it.
+    pub const REGISTERS_PER_THREAD: u32 = 255;
+
     /// Numbers of the targets that are known.
     pub fn known() -> impl Iterator<Item = u32> {
         TABLE.iter().map(|l| l.number)

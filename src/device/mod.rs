@@ -8,12 +8,13 @@ they are read or written. [`Launch::check`] refuses what a driver would run with
 */
 
 pub mod case;
+pub mod cuda;
 mod error;
 mod launch;
 mod limits;
 pub mod ptx;
 
-pub use error::{Error, Problem};
+pub use error::{Error, Problem, Side};
 pub use launch::{Arg, Launch, Packed, Scalar};
 pub use limits::{Excess, Limits};
 
@@ -85,7 +86,7 @@ pub trait Device {
     /// Waits for all launches so far.
     ///
     /// # Errors
-    /// [`Problem::Fault`], [`Problem::Hung`].
+    /// [`Problem::Fault`], [`Problem::Hung`]: the device answers nothing else from then on.
     fn synchronise(&mut self) -> Result<(), Error>;
 
     /// Whether it keeps track of the bytes that were written. One that does not must be asked twice, over different
@@ -106,6 +107,33 @@ pub trait Device {
     /// What the device saw kernels do wrong since this was last asked, in words.
     fn take_findings(&mut self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// Waits, and looks whether anything was written outside of buffers. A device that sees every store says so in its
+    /// findings, and has nothing to look for here. A broken guard is told once, then mended.
+    ///
+    /// # Errors
+    /// [`Problem::Guard`], of the first buffer that has one; those of [`Device::synchronise`].
+    fn check_guards(&mut self) -> Result<(), Error> {
+        self.synchronise()
+    }
+
+    /// A point in the order of launches, for [`Device::elapsed`]. The last 4,096 are kept.
+    ///
+    /// # Errors
+    /// [`Problem::NoClock`].
+    fn mark(&mut self) -> Result<Mark, Error> {
+        Err(Error::new(Problem::NoClock, self.describe()))
+    }
+
+    /// Milliseconds by the device's clock from one mark to a later one, once both are reached. Time that the device waits
+    /// for the host between launches counts too: queue work before the first mark so that it does not.
+    ///
+    /// # Errors
+    /// [`Problem::Mark`], [`Problem::NoClock`]; those of [`Device::synchronise`].
+    fn elapsed(&mut self, from: Mark, to: Mark) -> Result<f64, Error> {
+        let _ = (from, to);
+        Err(Error::new(Problem::NoClock, self.describe()))
     }
 }
 
@@ -149,6 +177,10 @@ handle! {
 handle! {
     /// Code loaded into one device.
     Module
+}
+handle! {
+    /// A point in the order of one device's launches.
+    Mark
 }
 
 /// A pattern that fills memory, little-endian.

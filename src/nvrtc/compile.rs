@@ -141,6 +141,27 @@ impl Compiled {
         }
     }
 
+    /// Machine code that was compiled before. There is no PTX, and spills are not known; the version is taken to be the
+    /// pinned one.
+    ///
+    /// # Errors
+    /// [`Problem::Cubin`].
+    pub fn of_cubin(name: impl Into<String>, cubin: Vec<u8>) -> Result<Compiled, Problem> {
+        let found = cubin::parse(&cubin).map_err(|what| Problem::Cubin { what })?;
+        let number = found.number.ok_or_else(|| Problem::Cubin { what: "its target is not known".into() })?;
+        let (kernels, notices) = merge(found.kernels, &[], Vec::new());
+        Ok(Compiled {
+            target: Target::sm(number),
+            version: PINNED,
+            name: name.into(),
+            ptx: String::new(),
+            cubin: Some(cubin),
+            log: String::new(),
+            kernels,
+            notices,
+        })
+    }
+
     /// From what the library delivered.
     pub(super) fn new(
         (target, version, name): (Target, Version, &str),

@@ -21,7 +21,8 @@ pub const VARIABLE: &str = "MLA_CHECK_NVRTC";
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Below a folder that holds Python packages, or a toolkit: where libraries may lie.
-const BELOW: [&str; 5] = ["", "lib64", "lib", "cu13/lib", "cuda_nvrtc/lib"];
+const BELOW: [&str; 7] =
+    ["", "lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "cu13/lib", "cuda_nvrtc/lib"];
 
 /// Where to look.
 #[derive(Clone, Debug, Default)]
@@ -55,15 +56,18 @@ impl Search {
         Search::with(&|name| std::env::var_os(name))
     }
 
-    /// By the variables that are given: `MLA_CHECK_NVRTC`, `CUDA_HOME`, `CUDA_PATH`, `VIRTUAL_ENV`.
+    /// By the variables that are given: `MLA_CHECK_NVRTC`, `CUDA_HOME`, `CUDA_PATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`; and
+    /// where toolkits are installed.
     pub fn with(variable: &dyn Fn(&str) -> Option<OsString>) -> Search {
         let folder = |name| variable(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let mut toolkits: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(folder).collect();
-        toolkits.push("/usr/local/cuda".into());
+        toolkits.extend(folder("CONDA_PREFIX"));
+        toolkits.extend(installed(Path::new("/usr/local")));
+        toolkits.extend([PathBuf::from("/opt/cuda")].into_iter().filter(|p| p.is_dir()));
         Search {
             named: folder(VARIABLE),
             toolkits,
-            environments: folder("VIRTUAL_ENV").into_iter().collect(),
+            environments: ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(folder).collect(),
             python: Some("python3".into()),
             system: true,
         }
@@ -103,6 +107,12 @@ impl Search {
         }
         Ok((found, looked))
     }
+}
+
+/// Toolkits of a folder: `cuda`, which is shown as looked at even where it is not, and `cuda-13.0` and the like.
+fn installed(folder: &Path) -> Vec<PathBuf> {
+    let versions = names(folder).into_iter().filter(|n| n.starts_with("cuda-"));
+    std::iter::once("cuda".into()).chain(versions).map(|n: String| folder.join(n)).collect()
 }
 
 /// The library that the user named, by its file or a folder.

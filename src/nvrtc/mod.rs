@@ -29,6 +29,7 @@ mod version;
 
 pub use compile::{Compiled, Notice, Options, Resources, Source, includes};
 pub use cubin::Parameter;
+pub(crate) use cubin::parse as read_cubin;
 pub use error::{Error, Problem};
 pub use find::{Candidate, Search, VARIABLE};
 pub use target::{BadTarget, Kind, Suffix, Target};

@@ -112,12 +112,29 @@ fn the_environment_is_what_is_passed() {
     };
     let search = Search::with(&values(&[("CUDA_PATH", "/a"), ("VIRTUAL_ENV", "/v"), ("CUDA_HOME", "/h")]));
     assert_eq!(search.named, None);
-    assert_eq!(search.toolkits, ["/h", "/a", "/usr/local/cuda"].map(PathBuf::from));
+    // Behind these come the machine's own.
+    assert_eq!(search.toolkits[..3], ["/h", "/a", "/usr/local/cuda"].map(PathBuf::from));
     assert_eq!(search.environments, [PathBuf::from("/v")]);
     assert!(search.system);
     let search = Search::with(&values(&[("MLA_CHECK_NVRTC", "/n"), ("CUDA_HOME", "")]));
-    assert_eq!((search.named, search.toolkits.len()), (Some("/n".into()), 1));
+    assert_eq!((search.named, &search.toolkits[0]), (Some("/n".into()), &"/usr/local/cuda".into()));
+    let conda = Search::with(&values(&[("CONDA_PREFIX", "/c")]));
+    assert_eq!(conda.toolkits[..2], ["/c", "/usr/local/cuda"].map(PathBuf::from));
+    assert_eq!(conda.environments, [PathBuf::from("/c")]);
     assert_eq!(Search::with(&values(&[("MLA_CHECK_NVRTC", "")])).named, None);
+}
+
+/// Toolkits by their versions, and the folder of libraries that NVIDIA's packages for distributions use.
+#[test]
+fn installed_toolkits_are_found_without_a_link() {
+    let root = tempfile::tempdir().unwrap();
+    let lib = folder(root.path(), "cuda-13.0/targets/x86_64-linux/lib", &WHEEL_13);
+    folder(root.path(), "cuda-13.0/lib64/stubs", &["libnvrtc.so"]);
+    folder(root.path(), "cudnn/lib64", &WHEEL_12);
+    let toolkits = installed(root.path());
+    assert_eq!(toolkits, [root.path().join("cuda"), root.path().join("cuda-13.0")]);
+    let found = libraries(&Search { toolkits, ..Search::default() });
+    assert_eq!(found, [(lib.join("libnvrtc.so.13"), v(13, 0))]);
 }
 
 /// One test at a time: a program can't be started while a sibling that is being started still holds its file open.

@@ -1,0 +1,340 @@
+//! The tests that need a GPU, and what they need: named in every list, run where a GPU answers.
+//!
+//! What ends a process's use of a GPU runs in a process of its own: this binary again, told by a variable what to do.
+
+#[path = "on_device.rs"]
+pub mod on_device;
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use mla_check::device::cuda::{Cuda, Installed};
+use mla_check::device::{Arg, Buffer, Device, Error, Limits, Mark, Module, Pattern, Problem};
+use mla_check::nvrtc::{Compiled, Nvrtc, Options, Source};
+use on_device::{launch, read};
+use std::io::Write;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+/// What the process is to do instead of tests.
+const CHILD: &str = "MLA_CHECK_GPU_CHILD";
+/// How long such a process may take: the driver's start, the wait for a kernel that hangs, and much to spare.
+const LONGEST: Duration = Duration::from_secs(60);
+/// What a kernel that hangs is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+const SOURCE: &str = include_str!("../../fixtures/device/probe.cu");
+const CUBIN_90: &[u8] = include_bytes!("../../fixtures/device/probe.sm_90.cubin");
+
+/// The test that needs NVRTC too.
+const COMPILES: &str = "compiled_here";
+
+/// Tests of GPUs alone.
+const OWN: [(&str, fn()); 8] = [
+    ("description", description),
+    ("guards", guards),
+    ("marks", marks),
+    ("other_code_is_refused", other_code_is_refused),
+    ("two_devices_of_one_gpu", two_devices_of_one_gpu),
+    (COMPILES, compiled_here),
+    ("illegal_address", illegal_address),
+    ("hung_kernel", hung_kernel),
+];
+
+/// Runs the tests, or what a test wants of a process of its own.
+pub fn main() -> ExitCode {
+    match std::env::var(CHILD).as_deref() {
+        Ok("stray") => child_stray(),
+        Ok("hang") => child_hang(),
+        _ => {
+            // One after the other, unless asked for otherwise: they share one stream, and one of them measures time.
+            let mut arguments = Arguments::from_args();
+            arguments.test_threads = arguments.test_threads.or(Some(1));
+            return libtest_mimic::run(&arguments, trials()).exit_code();
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Why there is nothing to test, if so.
+fn missing() -> Option<String> {
+    let installed = match Installed::look() {
+        Ok(installed) => installed,
+        Err(e) => return Some(e.problem().to_string()),
+    };
+    let number = installed.gpus[0].limits.number;
+    (number != 90 && Nvrtc::here().is_err())
+        .then(|| format!("no NVRTC, and committed code is not for sm_{number}"))
+}
+
+fn trials() -> Vec<Trial> {
+    let missing = missing();
+    // Kernels are committed for sm_90; one test is about compiling.
+    let no_compiler = Nvrtc::here().err().map(|e| e.problem().to_string());
+    let nvrtc = std::env::var_os("MLA_CHECK_REQUIRE_NVRTC").is_none_or(|v| v != "1");
+    let lacks = |name| missing.clone().or_else(|| no_compiler.clone().filter(|_| nvrtc && name == COMPILES));
+    let required = std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1");
+    let generic = on_device::ALL.into_iter().map(|(name, body)| {
+        let test: Box<dyn FnOnce() + Send> = Box::new(move || {
+            let (mut device, module) = open();
+            body(&mut device, module);
+        });
+        (name, test)
+    });
+    let own = OWN.into_iter().map(|(name, test)| (name, Box::new(test) as Box<dyn FnOnce() + Send>));
+    let all = generic.chain(own);
+    all.map(|(name, test)| match lacks(name) {
+        None => Trial::test(name, move || {
+            test();
+            Ok(())
+        }),
+        Some(why) if required && missing.is_some() => {
+            Trial::test(name, move || Err(Failed::from(format!("MLA_CHECK_REQUIRE_GPU=1, but {why}"))))
+        }
+        // Marked as ignored, so that no runner counts it as passed; the kind is what every list shows.
+        Some(why) => Trial::ignorable_test(name, {
+            let why = why.clone();
+            move || Ok(Completion::ignored_with(why))
+        })
+        .with_kind(format!("skipped: {why}"))
+        .with_ignored_flag(true),
+    })
+    .collect()
+}
+
+/// The kernels as this GPU runs them: committed for sm_90, else compiled here.
+fn code(device: &Cuda) -> Compiled {
+    if device.target().number == 90 {
+        return Compiled::of_cubin("probe.cu", CUBIN_90.into()).unwrap();
+    }
+    compile(device, &Options::default())
+}
+
+fn compile(device: &Cuda, options: &Options) -> Compiled {
+    let nvrtc = Nvrtc::here().unwrap_or_else(|e| panic!("{e}"));
+    nvrtc
+        .compile(&Source::new("probe.cu", SOURCE), device.target(), options)
+        .unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn open() -> (Cuda, Module) {
+    let mut device = Cuda::open(0).unwrap_or_else(|e| panic!("{e}"));
+    let code = code(&device);
+    let module = device.load(&code).unwrap_or_else(|e| panic!("{e}"));
+    (device, module)
+}
+
+/// The device's own answers are those of the table by which kernels are checked without it.
+fn description() {
+    let (mut device, _) = open();
+    let number = device.target().number;
+    if let Some(known) = Limits::of(device.target()) {
+        assert_eq!(device.limits(), known);
+    }
+    let text = device.describe();
+    assert!(text.contains(&format!("capability {}.{}", number / 10, number % 10)), "{text}");
+    let free = device.free_memory().unwrap();
+    assert!(free > 0 && free <= device.gpu().memory, "{free}");
+    let error = Cuda::open(99).err().unwrap();
+    assert!(matches!(error.problem(), Problem::Ordinal { ordinal: 99, .. }), "{error}");
+}
+
+/// A byte on either side, seen by whichever call looks first; the buffer and the distance are named, once.
+fn guards() {
+    let (mut device, module) = open();
+    let around: [(i64, &str); 6] = [
+        (-1, "1 bytes outside of the buffer, the nearest of them 1 before its first byte"),
+        (-65_536, "the nearest of them 65536 before"),
+        (1000, "1 bytes outside of the buffer, the nearest of them 1 behind its last byte"),
+        (1001, "the nearest of them 2 behind"),
+        (1003, "the nearest of them 4 behind"),
+        (1000 + 65_535, "the nearest of them 65536 behind"),
+    ];
+    type Look = fn(&mut Cuda, Buffer) -> Result<(), Error>;
+    let looks: [Look; 3] = [|d, _| d.check_guards(), |d, b| d.read(b, 0, &mut [0]), |d, b| d.free(b)];
+    for (at, text) in around {
+        for look in looks {
+            let [beside, out] = ["beside", "poked"].map(|what| device.allocate(1000, what).unwrap());
+            launch(&mut device, module, "poke", 1, &[Arg::InOut(out), 999i64.into(), 5u32.into()]).unwrap();
+            device.check_guards().unwrap();
+            // Poison: what a kernel that copies too far is likely to write.
+            launch(&mut device, module, "poke", 1, &[Arg::InOut(out), at.into(), 0xffu32.into()]).unwrap();
+            device.read(beside, 0, &mut [0]).unwrap();
+            let error = look(&mut device, out).unwrap_err();
+            assert!(error.to_string().contains(text), "{at}: {error}");
+            assert_eq!(error.place(), "buffer poked");
+            // Told once: after another launch the guards are whole again.
+            launch(&mut device, module, "poke", 1, &[Arg::InOut(beside), 0i64.into(), 0u32.into()]).unwrap();
+            device.check_guards().unwrap();
+            device.free(beside).unwrap();
+            let _ = device.free(out);
+        }
+    }
+    let fresh = device.allocate(1000, "fresh").unwrap();
+    assert_eq!(read(&mut device, fresh, 1000), [0xff; 1000]);
+}
+
+/// Four times the work takes about four times as long.
+fn marks() {
+    let (mut device, module) = open();
+    let out = device.allocate(128, "values").unwrap();
+    device.fill(out, Pattern::Bits8(0)).unwrap();
+    let spin = |device: &mut Cuda, rounds: u32| -> (Mark, Mark) {
+        let from = device.mark().unwrap();
+        launch(device, module, "spin", 32, &[Arg::InOut(out), rounds.into()]).unwrap();
+        (from, device.mark().unwrap())
+    };
+    spin(&mut device, 1000);
+    // The shortest of some: another process may have the GPU in between.
+    let mut least = |rounds| {
+        let all = [0; 3].map(|_| {
+            let (from, to) = spin(&mut device, rounds);
+            device.elapsed(from, to).unwrap()
+        });
+        all.into_iter().fold(f64::INFINITY, f64::min)
+    };
+    let (short, long) = (least(1_000_000), least(4_000_000));
+    // 10^6 rounds of two dependent operations are some ms at any clock: launch overhead of µs is no part of the ratio; the
+    // clock may change in between, by less than a factor of two.
+    assert!(short > 0.5 && (2.0..8.0).contains(&(long / short)), "{short} ms, {long} ms");
+    let old = device.mark().unwrap();
+    for _ in 0..4096 {
+        device.mark().unwrap();
+    }
+    let new = device.mark().unwrap();
+    let error = device.elapsed(old, new).unwrap_err();
+    assert!(matches!(error.problem(), Problem::Mark), "{error}");
+    let mut other = Cuda::open(0).unwrap();
+    assert!(matches!(other.elapsed(new, new).unwrap_err().problem(), Problem::Mark));
+}
+
+fn other_code_is_refused() {
+    let (mut device, _) = open();
+    let mut other = code(&device);
+    other.target.number += 1;
+    let error = device.load(&other).unwrap_err();
+    assert!(error.to_string().contains("this device for sm_"), "{error}");
+    let mut cut = code(&device);
+    if let Some(cubin) = &mut cut.cubin {
+        cubin.truncate(cubin.len() / 2);
+    }
+    assert!(matches!(device.load(&cut).unwrap_err().problem(), Problem::Module { .. }));
+    let mut none = code(&device);
+    none.cubin = None;
+    assert!(device.load(&none).unwrap_err().to_string().contains("without machine code"));
+    let mut altered = code(&device);
+    altered.kernels[0].parameters.pop();
+    assert!(device.load(&altered).unwrap_err().to_string().contains("are not the CUBIN's"));
+}
+
+/// Handles do not cross, and one going leaves the other whole.
+fn two_devices_of_one_gpu() {
+    let (mut a, module_a) = open();
+    let (mut b, module_b) = open();
+    let buffer = a.allocate(4, "a's").unwrap();
+    assert!(matches!(b.read(buffer, 0, &mut [0]).unwrap_err().problem(), Problem::Buffer));
+    let word = b.allocate(4, "b's").unwrap();
+    let arguments = [Arg::InOut(word), 0i64.into(), 7u32.into()];
+    assert!(launch(&mut b, module_a, "poke", 1, &arguments).is_err());
+    drop(a);
+    launch(&mut b, module_b, "poke", 1, &arguments).unwrap();
+    assert_eq!(read(&mut b, word, 4), [7, 0xff, 0xff, 0xff]);
+}
+
+/// Source, NVRTC, driver: what engines do.
+fn compiled_here() {
+    let mut device = Cuda::open(0).unwrap();
+    let code = compile(&device, &Options { line_info: true, ..Options::default() });
+    let module = device.load(&code).unwrap();
+    for (_, body) in on_device::ALL {
+        body(&mut device, module);
+    }
+}
+
+/// Runs this binary again, and gives what it said; it must end by itself.
+fn child(what: &str) -> String {
+    let started = Instant::now();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .env(CHILD, what)
+        .env("RUST_BACKTRACE", "0")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    loop {
+        if child.try_wait().unwrap().is_some() {
+            break;
+        }
+        if started.elapsed() > LONGEST {
+            let _ = child.kill();
+            panic!("the process did not end within {LONGEST:?}");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{:?}: {text}{errors}", output.status);
+    text
+}
+
+fn illegal_address() {
+    let text = child("stray");
+    assert!(text.contains("the kernel broke: CUDA_ERROR_ILLEGAL_ADDRESS"), "{text}");
+    assert!(text.contains("where: kernel stray, told by cu"), "{text}");
+    assert!(text.contains("this process can't use the device any more: start a new one"), "{text}");
+    works();
+}
+
+fn hung_kernel() {
+    let text = child("hang");
+    assert!(text.contains("the kernel did not end within 2 s\n  where: kernel hang"), "{text}");
+    works();
+}
+
+/// What another process did does not reach this one.
+fn works() {
+    let (mut device, module) = open();
+    on_device::ALL[0].1(&mut device, module);
+}
+
+fn say(error: &Error) {
+    let mut out = std::io::stdout();
+    writeln!(out, "{error}").unwrap();
+}
+
+fn child_stray() {
+    let (mut device, module) = open();
+    let out = device.allocate(4, "out").unwrap();
+    launch(&mut device, module, "stray", 1, &[Arg::InOut(out), 16u64.into()]).unwrap();
+    let error = device.read(out, 0, &mut [0; 4]).unwrap_err();
+    say(&error);
+    let fault = |e: Error| assert!(matches!(e.problem(), Problem::Fault { .. }), "{e}");
+    fault(device.allocate(4, "more").unwrap_err());
+    fault(device.synchronise().unwrap_err());
+    fault(device.check_guards().unwrap_err());
+    fault(device.free(out).unwrap_err());
+    drop(device);
+    // A new device of this process does not work either, and says so.
+    if let Ok(mut again) = Cuda::open(0) {
+        fault(again.allocate(4, "again").unwrap_err());
+    }
+}
+
+fn child_hang() {
+    let (mut device, module) = open();
+    device.set_patience(PATIENCE);
+    let word = device.allocate(4, "word").unwrap();
+    device.fill(word, Pattern::Bits8(0)).unwrap();
+    launch(&mut device, module, "hang", 1, &[Arg::InOut(word)]).unwrap();
+    let started = Instant::now();
+    let error = device.synchronise().unwrap_err();
+    assert!((PATIENCE..PATIENCE * 3).contains(&started.elapsed()), "{:?}", started.elapsed());
+    say(&error);
+    let started = Instant::now();
+    let hung = |e: Error| assert!(matches!(e.problem(), Problem::Hung { seconds: 2 }), "{e}");
+    hung(device.read(word, 0, &mut [0; 4]).unwrap_err());
+    hung(device.write(word, 0, &[1, 0, 0, 0]).unwrap_err());
+    hung(device.allocate(4, "more").unwrap_err());
+    hung(launch(&mut device, module, "hang", 1, &[Arg::InOut(word)]).unwrap_err());
+    drop(device);
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+}
