@@ -8,6 +8,7 @@ streams into the judge, then verdicts are gathered.
 use crate::case::{Batch, Case, Draw, HiddenError, automatic_splits};
 use crate::contracts::{ChoiceError, ContractChoice};
 use crate::device::Device;
+use crate::device::cuda::Cuda;
 use crate::device::ptx::PtxMachine;
 use crate::engine::cpu::CpuEngine;
 use crate::engine::kernels::KernelEngine;
@@ -38,6 +39,8 @@ pub enum EngineKind {
     Reference,
     /// Our kernels on the PTX machine.
     Ptx,
+    /// Our kernels on a GPU.
+    Cuda,
 }
 
 /// Accumulator of the CPU engine.
@@ -72,6 +75,8 @@ pub struct Options {
     pub accumulate: AccumulateKind,
     /// Kernel files instead of the program's own, for engines that run kernels.
     pub kernels: Option<PathBuf>,
+    /// Number of the GPU.
+    pub gpu: u32,
     /// Architecture that the PTX machine stands for, ten times the compute capability.
     pub architecture: u32,
     /// Which contract the judge emulates.
@@ -105,6 +110,7 @@ impl Default for Options {
             splits: None,
             accumulate: AccumulateKind::Rn,
             kernels: None,
+            gpu: 0,
             architecture: 120,
             contract: ContractChoice::Declared,
             hidden: None,
@@ -277,6 +283,13 @@ pub fn engine(options: &Options) -> Result<Box<dyn Engine>, EngineError> {
             let device = PtxMachine::new(Target::compute(options.architecture));
             let device = device.map_err(|e| EngineError::Input(e.to_string()))?;
             kernels("ptx", device, options)?
+        }
+        EngineKind::Cuda => {
+            let device = Cuda::open(options.gpu).map_err(|e| match e.is_unavailable() {
+                true => EngineError::Unavailable(e.to_string()),
+                false => EngineError::Broke(e.to_string()),
+            })?;
+            kernels("cuda", device, options)?
         }
     })
 }
@@ -453,6 +466,9 @@ pub fn not_judged(options: &Options) -> Vec<String> {
     match options.engine {
         EngineKind::Cpu => {
             all.push("GPU kernels: engine cpu emulates a kernel's arithmetic, it runs none".to_string())
+        }
+        EngineKind::Cuda => {
+            all.push("kernels other than those that ran, and other GPUs than this one".to_string());
         }
         EngineKind::Ptx => all.push(
             "a GPU: the kernels' PTX ran on an emulated machine, which does not show what ptxas and hardware make of it".to_string(),

@@ -401,9 +401,7 @@ fn devices_are_listed() {
     let text = mla_check().arg("devices").output().unwrap();
     fits(&text);
     assert_eq!(text.status.code(), Some(0));
-    for sentence in
-        ["reference yes", "cpu yes", "ptx no not part of this version", "cuda no not part of this"]
-    {
+    for sentence in ["reference yes", "cpu yes", "ptx yes our kernels", "cuda no our kernels"] {
         assert!(words(&text).contains(sentence), "{}", words(&text));
     }
     let json = mla_check().args(["devices", "--format", "json"]).output().unwrap();

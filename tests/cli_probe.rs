@@ -13,7 +13,11 @@ const SMALL: [&str; 4] = ["--batch", "0+3,0+1,64+2,200+1", "--splits", "2"];
 fn run(model: &str, args: &[&str]) -> Output {
     let mut c = Command::new(env!("CARGO_BIN_EXE_mla-check"));
     c.arg("run").arg(fixture(model)).args(args).args(SMALL);
-    c.env_remove("MLA_CHECK_REQUIRE_GPU").stdin(Stdio::null()).output().unwrap()
+    c.env_remove("MLA_CHECK_REQUIRE_GPU")
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
 }
 
 fn layer(out: &Output) -> Value {

@@ -10,6 +10,7 @@ fn mla_check(args: &[&str]) -> Output {
         .args(args)
         .env("RUST_BACKTRACE", "0")
         .env_remove("MLA_CHECK_REQUIRE_GPU")
+        .env("CUDA_VISIBLE_DEVICES", "")
         .output()
         .unwrap()
 }

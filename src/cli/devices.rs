@@ -20,12 +20,14 @@ pub struct DevicesArgs {
 }
 
 /// Every engine: name, whether this version has it, what it does or what is missing.
-const ENGINES: [Engine; 4] = [
-    engine("reference", true, "float64 on the processor; the truth that the others are judged by"),
-    engine("cpu", true, "a GPU kernel's arithmetic, emulated on the processor"),
-    engine("ptx", false, "not part of this version; it comes with a later one"),
-    engine("cuda", false, "not part of this version; it comes with a later one"),
-];
+fn engines(cuda: bool) -> [Engine; 4] {
+    [
+        engine("reference", true, "float64 on the processor; the truth that the others are judged by"),
+        engine("cpu", true, "a GPU kernel's arithmetic, emulated on the processor"),
+        engine("ptx", true, "our kernels' PTX on an emulated machine that watches them"),
+        engine("cuda", cuda, "our kernels on a GPU; needs driver and NVRTC"),
+    ]
+}
 
 const fn engine(name: &'static str, available: bool, what: &'static str) -> Engine {
     Engine { name, available, what }
@@ -49,7 +51,7 @@ struct Report {
     memory_available_bytes: Option<u64>,
     driver: Driver,
     nvrtc: Compiler,
-    engines: &'static [Engine],
+    engines: [Engine; 4],
 }
 
 /// Runs the command.
@@ -59,6 +61,7 @@ pub fn main(args: &DevicesArgs, out: &mut Output) -> Result<u8, Failure> {
     let required = std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1");
     let asked = args.gpu.or(required.then_some(0));
     let missing = asked.and_then(|ordinal| driver.lacks(ordinal));
+    let gpu = nvrtc.is_found() && driver.is_found();
     let report = Report {
         schema: "mla-check.devices",
         version: 2,
@@ -69,7 +72,7 @@ pub fn main(args: &DevicesArgs, out: &mut Output) -> Result<u8, Failure> {
         memory_available_bytes: memory("MemAvailable:"),
         driver,
         nvrtc,
-        engines: &ENGINES,
+        engines: engines(gpu),
     };
     if out.json() {
         out.print_json(&report)?;

@@ -5,12 +5,13 @@ use super::{devices, layers, text};
 use crate::case::{Batch, DEFAULT_BATCH};
 use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options, not_judged};
 use crate::contracts::ContractChoice;
+use crate::device::cuda::Installed;
 use crate::engine::{EngineError, SinkError};
 use crate::fault::{Fault, NAMES};
 use crate::judge::watch::OUTPUTS;
 use crate::judge::{Budget, Verdict};
 use crate::model::{Convention, Model, Reading};
-use crate::nvrtc::Target;
+use crate::nvrtc::{Nvrtc, Target};
 use crate::report::{LayerReport, ModelReport, Report, terminal};
 use crate::trace::npy;
 use clap::{Args, ValueEnum};
@@ -37,7 +38,7 @@ pub struct RunArgs {
     /// Layers: N, A..B, a comma list, or all [default: the first with MLA attention]
     #[arg(long, value_name = "LAYERS")]
     layer: Option<String>,
-    /// Who computes: `auto` takes cpu in this version
+    /// Who computes: `auto` takes cuda where a GPU answers, else cpu
     #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
     engine: EngineArg,
     /// Form of attention
@@ -64,6 +65,9 @@ pub struct RunArgs {
     /// Accumulator that engine cpu emulates
     #[arg(long, value_enum, default_value_t = AccumulateKind::Rn)]
     accumulate: AccumulateKind,
+    /// Number of the GPU that engine cuda takes, as `devices` counts
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    gpu: u32,
     /// Kernel files for engines cuda and ptx; what the folder lacks is taken from the program's own (docs/kernels.md)
     #[arg(long, value_name = "DIR")]
     kernels: Option<PathBuf>,
@@ -124,13 +128,13 @@ fn fault_help() -> String {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum EngineArg {
-    /// cuda where a GPU answers, else cpu; this version has cpu only
+    /// cuda where driver, GPU and NVRTC are there, else cpu
     Auto,
     /// A GPU kernel's arithmetic, emulated
     Cpu,
     /// float64 from start to end
     Reference,
-    /// Our kernels on a GPU (not part of this version)
+    /// Our kernels on a GPU; needs NVIDIA's driver and NVRTC
     Cuda,
     /// Our kernels' PTX on an emulated machine that watches them; needs no GPU
     Ptx,
@@ -159,26 +163,36 @@ pub(super) enum RegimeArg {
 
 impl EngineArg {
     /// The engine, and why it is this one.
-    pub(super) fn kind(self) -> Result<(EngineKind, &'static str), Failure> {
-        let gone = |name: &str| {
-            Failure::Unavailable(format!(
-                "engine {name} is not part of this version\n  where: --engine\n  do: run without --engine, or with --engine cpu or reference"
-            ))
-        };
-        let require_gpu = std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1");
+    pub(super) fn kind(self) -> Result<(EngineKind, String), Failure> {
+        let required = std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1");
+        let asked = "chosen by --engine".to_string();
         Ok(match self {
-            EngineArg::Auto if require_gpu => {
-                return Err(Failure::Unavailable(
-                    "a GPU is required and engine cuda is not part of this version\n  where: MLA_CHECK_REQUIRE_GPU=1\n  do: unset it, or pass --engine cpu".into(),
-                ));
-            }
-            EngineArg::Auto => (EngineKind::Cpu, "chosen because this version has no GPU engine"),
-            EngineArg::Cpu => (EngineKind::Cpu, "chosen by --engine"),
-            EngineArg::Reference => (EngineKind::Reference, "chosen by --engine"),
-            EngineArg::Cuda => return Err(gone("cuda")),
-            EngineArg::Ptx => (EngineKind::Ptx, "chosen by --engine"),
+            EngineArg::Cpu => (EngineKind::Cpu, asked),
+            EngineArg::Reference => (EngineKind::Reference, asked),
+            EngineArg::Ptx => (EngineKind::Ptx, asked),
+            EngineArg::Cuda => match lacking() {
+                None => (EngineKind::Cuda, asked),
+                Some(what) => return Err(Failure::Unavailable(what)),
+            },
+            EngineArg::Auto => match lacking() {
+                None => (EngineKind::Cuda, "chosen because a GPU answers".into()),
+                Some(what) if required => {
+                    return Err(Failure::Unavailable(format!(
+                        "a GPU is required (MLA_CHECK_REQUIRE_GPU=1): {what}"
+                    )));
+                }
+                Some(what) => {
+                    let what = what.lines().next().unwrap_or_default();
+                    (EngineKind::Cpu, format!("chosen because a GPU can't be used: {what}"))
+                }
+            },
         })
     }
+}
+
+/// What engine cuda lacks here: driver, GPU or compiler.
+fn lacking() -> Option<String> {
+    Installed::look().err().map(|e| e.to_string()).or_else(|| Nvrtc::here().err().map(|e| e.to_string()))
 }
 
 impl FormArg {
@@ -404,6 +418,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         },
         accumulate: args.accumulate,
         kernels: args.kernels.clone(),
+        gpu: args.gpu,
         architecture: args.target.number,
         contract,
         hidden,
@@ -414,7 +429,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         gates: if args.gates { OUTPUTS.to_vec() } else { Vec::new() },
         cumulative: args.cumulative,
     };
-    Ok((options, choice.to_string()))
+    Ok((options, choice))
 }
 
 /// Models with a sparse indexer are the same as dense ones while every request fits its top_k.

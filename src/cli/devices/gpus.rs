@@ -64,6 +64,11 @@ impl Compiler {
         }
     }
 
+    /// Whether it is there.
+    pub fn is_found(&self) -> bool {
+        self.missing.is_none()
+    }
+
     /// Lines of text.
     pub fn text(&self) -> Vec<String> {
         if let Some(missing) = &self.missing {
@@ -81,6 +86,11 @@ impl Compiler {
 }
 
 impl Driver {
+    /// Whether it is there.
+    pub fn is_found(&self) -> bool {
+        self.missing.is_none()
+    }
+
     /// Asks it.
     pub fn look(compiler: &Compiler) -> Driver {
         match Installed::look() {

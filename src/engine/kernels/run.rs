@@ -9,7 +9,7 @@ use super::machine::{Held, Machine, broke, poison};
 use super::weights;
 use super::work::{self, Item, Layout};
 use crate::case::Case;
-use crate::device::{Arg, Device};
+use crate::device::{Arg, Device, Problem};
 use crate::engine::cpu::elementwise::temperature;
 use crate::engine::{EngineError, Sink};
 use crate::model::Layer;
@@ -18,6 +18,9 @@ use mla_numeric::DType;
 use mla_reference::{Contract, Form, Geometry, Pairing, Phase, Plan, Stage, Weight};
 use std::collections::BTreeMap;
 use std::f64::consts::LOG2_E;
+
+/// Guards that are told of at a time: buffers of a run, twice.
+const MOST_GUARDS: usize = 64;
 
 /// One run of one plan.
 pub struct Run<'a, 'm, D: Device> {
@@ -134,10 +137,7 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
                 self.machine.device.poison(held.buffer, poison(pass, tensor.dtype)).map_err(broke)?;
             }
             launches(self, pass, &buffers)?;
-            self.machine.device.synchronise().map_err(broke)?;
-            for finding in self.machine.device.take_findings() {
-                sink.evidence(ids[0], &finding)?;
-            }
+            self.watch(sink, ids[0])?;
             for ((tensor, held), id) in out.iter_mut().zip(ids) {
                 let bytes = self.machine.read(*held)?;
                 if pass == 0 {
@@ -160,6 +160,23 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
             }
         }
         Ok(out)
+    }
+
+    /// Waits, and tells what the device saw and what was written outside of buffers.
+    fn watch(&mut self, sink: &mut dyn Sink, id: TensorId) -> Result<(), EngineError> {
+        let mut left = MOST_GUARDS;
+        while let Err(e) = self.machine.device.check_guards() {
+            if !matches!(e.problem(), Problem::Guard { .. }) || left == 0 {
+                return Err(broke(e));
+            }
+            left -= 1;
+            let what = format!("{}, in {}", e.problem(), e.place());
+            sink.evidence(id, &what)?;
+        }
+        for finding in self.machine.device.take_findings() {
+            sink.evidence(id, &finding)?;
+        }
+        Ok(())
     }
 
     /// Hands a tensor over, and takes over what a deliberate fault made of it.
@@ -405,10 +422,7 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
                 (g.rope as i32).into(),
             ];
             self.machine.launch("cache_write", &[("rows", writes.len())], &arguments)?;
-            self.machine.device.synchronise().map_err(broke)?;
-            for finding in self.machine.device.take_findings() {
-                sink.evidence(id, &finding)?;
-            }
+            self.watch(sink, id)?;
             let bytes = self.machine.read(pool)?;
             let poisoned = super::machine::poison(pass, dtype).bytes();
             let stray = (0..tensor.rows)
