@@ -43,6 +43,23 @@ pub enum EngineKind {
     Cuda,
 }
 
+impl EngineKind {
+    /// Whether it runs kernel files.
+    pub fn runs_kernels(self) -> bool {
+        matches!(self, EngineKind::Ptx | EngineKind::Cuda)
+    }
+
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            EngineKind::Cpu => "cpu",
+            EngineKind::Reference => "reference",
+            EngineKind::Ptx => "ptx",
+            EngineKind::Cuda => "cuda",
+        }
+    }
+}
+
 /// Accumulator of the CPU engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum AccumulateKind {

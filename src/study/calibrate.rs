@@ -9,7 +9,7 @@ overflowed to NaN on both sides) is counted and shown, anything else is an alarm
 */
 
 use super::layers::Made;
-use super::setup::{Chosen, Layers, Setup, contract_option, draw, run_options};
+use super::setup::{Chosen, Layers, Setup, draw, engine_options, run_options};
 use super::{Engines, PValue, binomial, judge, p_values};
 use crate::case::Case;
 use crate::check::{self, CheckError, Options};
@@ -211,7 +211,7 @@ impl Source<'_> {
             false => Layers::Given { count: all.len(), longest, reading: &self.reading },
         };
         let Setup { layer, options } = draw(plan.seed, number, layers, &plan.base);
-        let contract = contract_option(&plan.base);
+        let contract = engine_options(&plan.base);
         let alone = format!("mla-check calibrate --seed {} --first {number} --runs 1{contract}", plan.seed);
         match layer {
             Chosen::Made { shape, data, seed } => {

@@ -26,6 +26,14 @@ const fn shape(name: &'static str, widths: [usize; 7]) -> Shape {
     Shape { name, geometry: Geometry { hidden, heads, q_rank, latent, rope, nope, value } }
 }
 
+impl Shape {
+    /// Whether our kernels take heads of this size (`requires` in their headers).
+    pub fn has_kernels(&self) -> bool {
+        let g = &self.geometry;
+        g.latent.is_multiple_of(128) && (g.latent + g.rope).is_multiple_of(64) && g.hidden.is_multiple_of(8)
+    }
+}
+
 /// All: hidden, heads, query rank, latent, rope, nope, value.
 pub static SHAPES: &[Shape] = &[
     shape("deepseek", [256, 2, 96, 512, 64, 128, 128]),

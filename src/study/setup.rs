@@ -75,13 +75,17 @@ pub fn draw(seed: u64, number: u64, layers: Layers, base: &Options) -> Setup {
     let (layer, longest) = match layers {
         Layers::Given { count, longest, .. } => (Chosen::Given(rng.below(count)), longest),
         Layers::Made => {
-            let from = if long { SHAPES.iter().filter(|s| s.geometry.latent < 256).collect() } else { all() };
+            let kernels = base.engine.runs_kernels();
+            let fits = |s: &&Shape| if kernels { s.has_kernels() } else { !long || s.geometry.latent < 256 };
+            let from: Vec<&Shape> = SHAPES.iter().filter(fits).collect();
             // Half of the runs are plain: that is what calibration is mostly asked about.
             let data = if rng.below(2) == 0 { Data::Plain } else { pick(rng, &Data::ALL) };
             (Chosen::Made { shape: from[rng.below(from.len())], data, seed }, usize::MAX)
         }
     };
     let dtype = pick(rng, &[DType::Bf16, DType::Bf16, DType::Bf16, DType::F16, DType::F32]);
+    // Kernels compute in one dtype.
+    let dtype = if base.engine.runs_kernels() { base.dtype } else { dtype };
     let mma = rng.below(2) == 0 && dtype != DType::F32;
     let page_size = pick(rng, &[1, 5, 16, 64, 128]);
     let splits = 1 + rng.below(8);
@@ -109,10 +113,6 @@ pub fn draw(seed: u64, number: u64, layers: Layers, base: &Options) -> Setup {
         ..base.clone()
     };
     Setup { layer, options }
-}
-
-fn all() -> Vec<&'static Shape> {
-    SHAPES.iter().collect()
 }
 
 fn pick<T: Copy>(rng: &mut Stream, from: &[T]) -> T {
@@ -191,15 +191,19 @@ pub fn run_options(o: &Options) -> String {
     if o.accumulate == AccumulateKind::Mma {
         text += " --accumulate mma";
     }
-    text + &contract_option(o)
+    text + &engine_options(o)
 }
 
-/// ` --contract …`, where it is not the engine's own.
-pub fn contract_option(o: &Options) -> String {
-    match o.contract {
-        ContractChoice::Declared => String::new(),
-        _ => format!(" --contract {}", o.contract),
+/// ` --engine … --contract …`, where they are not the usual ones.
+pub fn engine_options(o: &Options) -> String {
+    let mut text = String::new();
+    if o.engine.runs_kernels() {
+        text += &format!(" --engine {}", o.engine.name());
     }
+    if !matches!(o.contract, ContractChoice::Declared) {
+        text += &format!(" --contract {}", o.contract);
+    }
+    text
 }
 
 #[cfg(test)]
