@@ -8,18 +8,18 @@ To write committed PTX anew: set both it and `MLA_CHECK_WRITE_PTX=1`, and run `c
 
 #[path = "common/compiler.rs"]
 mod compiler;
+#[path = "common/planted.rs"]
+mod planted;
 
 use compiler::nvrtc;
-use mla_check::check::{self, EngineKind, Options};
+use mla_check::check::EngineKind;
 use mla_check::device::Limits;
 use mla_check::engine::kernels::code::{COMMITTED, committed_name, options};
 use mla_check::engine::kernels::library::{File, Library};
-use mla_check::judge::{Verdict, origins};
-use mla_check::model::Model;
 use mla_check::nvrtc::stamp::{self, Stamp};
 use mla_check::nvrtc::{PINNED, Target};
-use mla_check::report::LayerReport;
-use mla_reference::{Form, Regime};
+use mla_reference::Form;
+use planted::{FILES, PLANTED, altered, clean, first, found, report};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,8 +30,6 @@ const GEOMETRIES: [[(&str, i64); 4]; 2] = [
     [("NOPE", 128), ("ROPE", 64), ("VALUE", 128), ("LATENT", 512)],
     [("NOPE", 192), ("ROPE", 64), ("VALUE", 256), ("LATENT", 512)],
 ];
-const FILES: [&str; 2] = ["dsv3.Q4_K_M-00001-of-00003.gguf", "glm5dims.Q4_K_M.gguf"];
-
 /// Every kernel file for every geometry that it depends on, by the name of its committed PTX.
 fn compilations(library: &Library) -> BTreeMap<String, (&File, &'static [(&'static str, i64)])> {
     let of = |file| GEOMETRIES.iter().map(move |g| (committed_name(file, g, TARGET), (file, g.as_slice())));
@@ -89,55 +87,14 @@ fn every_kernel_compiles_for_every_target_within_its_limits() {
     });
 }
 
-fn run(file: usize, change: impl FnOnce(&mut Options)) -> LayerReport {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models").join(FILES[file]);
-    let model = Model::open(&path).unwrap();
-    let mut options = Options { engine: EngineKind::Ptx, ..Options::default() };
-    change(&mut options);
-    check::layer(&model, 0, &options, &|_| ()).unwrap_or_else(|e| panic!("{e}"))
-}
-
-fn clean(report: &LayerReport) {
-    let worst: Vec<_> = origins(&report.tensors).map(|u| (u.title(), &u.evidence)).collect();
-    let good = matches!(report.verdict, Verdict::Rounding | Verdict::Exact);
-    assert!(good, "{:?} {worst:?} {:?}", report.verdict, report.probes);
-}
-
 #[test]
 fn deepseek_v3_heads_are_clean_on_the_ptx_machine() {
-    clean(&run(0, |_| ()));
+    clean(&report(EngineKind::Ptx, FILES[0], |_| ()));
 }
 
 #[test]
 fn glm_5_heads_are_clean_on_the_ptx_machine() {
-    clean(&run(1, |_| ()));
-}
-
-/// What a small run says of a copy of some kernel files with texts replaced: (file, from, to).
-fn altered(form: Form, changes: &[(&str, &str, &str)]) -> Option<LayerReport> {
-    // Another text has no committed PTX.
-    nvrtc("a kernel that is altered")?;
-    let folder = tempfile::tempdir().unwrap();
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-    for (name, from, to) in changes {
-        let path = folder.path().join(name);
-        let text =
-            std::fs::read_to_string(&path).or_else(|_| std::fs::read_to_string(own.join(name))).unwrap();
-        assert!(text.contains(from), "{name} has no {from:?}");
-        std::fs::write(path, text.replacen(from, to, 1)).unwrap();
-    }
-    Some(run(0, |o| {
-        o.kernels = Some(folder.path().into());
-        o.forms = vec![form];
-        o.regimes = vec![Regime::Random];
-        o.batch = "0+37,200+1,70+3".parse().unwrap();
-    }))
-}
-
-/// The first unit that is at fault, and what is said of it.
-fn first(report: &LayerReport) -> (String, String) {
-    let unit = origins(&report.tensors).next().expect("nothing was found");
-    (unit.tensor.to_string(), unit.evidence.join("; "))
+    clean(&report(EngineKind::Ptx, FILES[1], |_| ()));
 }
 
 #[test]
@@ -148,52 +105,26 @@ fn kernels_with_other_tiles_are_clean_under_the_contract_of_their_header() {
         ("product.cu", "BM = 128 ", "BM = 64 "),
         ("norm.cu", "THREADS = 256", "THREADS = 64"),
     ];
-    let Some(report) = altered(Form::Fused, &changes) else { return };
+    let Some(_) = nvrtc("kernels_with_other_tiles_are_clean_under_the_contract_of_their_header") else {
+        return;
+    };
+    let report = altered(EngineKind::Ptx, Form::Fused, &changes);
     assert_eq!(report.contract.softmax.tile, 64);
     clean(&report);
 }
 
-/// The founding fault: the result goes to another buffer than the one that is read.
 #[test]
-fn a_phantom_buffer_is_found_in_the_tensor_that_nobody_wrote() {
-    let to = "__device__ u16 phantom[1 << 20];\ntemplate <int ROWS, class Out>";
-    let changes = [
-        ("absorbed.cu", "template <int ROWS, class Out>", to),
-        ("absorbed.cu", "Out* to = (Out*)p.o +", "Out* to = (Out*)phantom +"),
-    ];
-    let Some(report) = altered(Form::Absorbed, &changes) else { return };
-    let (tensor, evidence) = first(&report);
-    assert_eq!(tensor, "part_o");
-    assert!(evidence.contains("never written"), "{evidence}");
-}
-
-#[test]
-fn a_skipped_row_is_found_where_it_is_skipped() {
-    let to = "    if (blockIdx.x == 5) return;\n    float sum = 0.f;";
-    let Some(report) = altered(Form::Absorbed, &[("norm.cu", "    float sum = 0.f;", to)]) else { return };
-    let (tensor, evidence) = first(&report);
-    assert_eq!(tensor, "attn_in");
-    assert!(evidence.contains("never"), "{evidence}");
-}
-
-#[test]
-fn a_wrong_page_is_found_in_the_attention_that_reads_it() {
-    let (from, to) = ("pages[position / p.page_size]", "pages[position / p.page_size ^ (position >= 64)]");
-    let Some(report) = altered(Form::Absorbed, &[("absorbed.cu", from, to)]) else { return };
-    assert_eq!(first(&report).0, "part_o");
-}
-
-#[test]
-fn a_dropped_rescale_is_found_in_the_attention_that_drops_it() {
-    let changes = [("fused.cu", "o[i][e] *= factor[e / 2];", "o[i][e] *= 1.f;")];
-    let Some(report) = altered(Form::Fused, &changes) else { return };
-    assert!(["part_o", "attn_out"].contains(&first(&report).0.as_str()), "{:?}", first(&report));
+fn broken_kernels_are_found_where_they_are_broken() {
+    // Another text has no committed PTX.
+    let Some(_) = nvrtc("broken_kernels_are_found_where_they_are_broken") else { return };
+    PLANTED.par_iter().for_each(|planted| found(EngineKind::Ptx, planted));
 }
 
 /// What no value shows: the wait for copies is gone.
 #[test]
 fn a_missing_wait_is_found_by_the_machine() {
-    let Some(report) = altered(Form::Fused, &[("fused.cu", "        wait<0>();\n", "")]) else { return };
+    let Some(_) = nvrtc("a_missing_wait_is_found_by_the_machine") else { return };
+    let report = altered(EngineKind::Ptx, Form::Fused, &[("fused.cu", "        wait<0>();\n", "")]);
     let (tensor, evidence) = first(&report);
     assert!(["part_o", "attn_out"].contains(&tensor.as_str()), "{tensor}");
     assert!(evidence.contains("fused.cu"), "{evidence}");

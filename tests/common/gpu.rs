@@ -4,8 +4,11 @@
 
 #[path = "on_device.rs"]
 pub mod on_device;
+#[path = "planted.rs"]
+pub mod planted;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use mla_check::check::EngineKind;
 use mla_check::device::cuda::{Cuda, Installed};
 use mla_check::device::{Arg, Buffer, Device, Error, Limits, Mark, Module, Pattern, Problem};
 use mla_check::nvrtc::{Compiled, Nvrtc, Options, Source};
@@ -24,11 +27,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const SOURCE: &str = include_str!("../../fixtures/device/probe.cu");
 const CUBIN_90: &[u8] = include_bytes!("../../fixtures/device/probe.sm_90.cubin");
 
-/// The test that needs NVRTC too.
+/// A test that needs NVRTC too.
 const COMPILES: &str = "compiled_here";
 
 /// Tests of GPUs alone.
-const OWN: [(&str, fn()); 8] = [
+const OWN: [(&str, fn()); 14] = [
     ("description", description),
     ("guards", guards),
     ("marks", marks),
@@ -37,7 +40,15 @@ const OWN: [(&str, fn()); 8] = [
     (COMPILES, compiled_here),
     ("illegal_address", illegal_address),
     ("hung_kernel", hung_kernel),
+    ("deepseek_v3_heads", || planted::clean(&planted::report(EngineKind::Cuda, planted::FILES[0], |_| ()))),
+    ("glm_5_heads", || planted::clean(&planted::report(EngineKind::Cuda, planted::FILES[1], |_| ()))),
+    ("phantom_buffer", || planted::found(EngineKind::Cuda, &planted::PLANTED[0])),
+    ("skipped_row", || planted::found(EngineKind::Cuda, &planted::PLANTED[1])),
+    ("wrong_page", || planted::found(EngineKind::Cuda, &planted::PLANTED[2])),
+    ("dropped_rescale", || planted::found(EngineKind::Cuda, &planted::PLANTED[3])),
 ];
+/// Of these, the tests whose kernels are compiled where they run.
+const COMPILED: usize = 6;
 
 /// Runs the tests, or what a test wants of a process of its own.
 pub fn main() -> ExitCode {
@@ -70,7 +81,8 @@ fn trials() -> Vec<Trial> {
     // Kernels are committed for sm_90; one test is about compiling.
     let no_compiler = Nvrtc::here().err().map(|e| e.problem().to_string());
     let nvrtc = std::env::var_os("MLA_CHECK_REQUIRE_NVRTC").is_none_or(|v| v != "1");
-    let lacks = |name| missing.clone().or_else(|| no_compiler.clone().filter(|_| nvrtc && name == COMPILES));
+    let compiles = |name| name == COMPILES || OWN[OWN.len() - COMPILED..].iter().any(|(n, _)| *n == name);
+    let lacks = |name| missing.clone().or_else(|| no_compiler.clone().filter(|_| nvrtc && compiles(name)));
     let required = std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1");
     let generic = on_device::ALL.into_iter().map(|(name, body)| {
         let test: Box<dyn FnOnce() + Send> = Box::new(move || {
