@@ -195,6 +195,19 @@ pub fn e4m3_value(bits: u8) -> f64 {
     DType::E4m3.from_bits(u64::from(bits))
 }
 
+/// The values of all E4M3 bit patterns.
+pub static E4M3: std::sync::LazyLock<[f32; 256]> =
+    std::sync::LazyLock::new(|| std::array::from_fn(|bits| e4m3_value(bits as u8) as f32));
+
+/// The value of f16 bits; infinities and NaN are float32's.
+#[inline(always)]
+pub fn f16_value(bits: u16) -> f32 {
+    let (sign, rest) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff) << 13);
+    // The exponent field moves to float32's place; 2^112 makes up for the bias.
+    let finite = (f32::from_bits(rest) * f32::from_bits((127 + 112) << 23)).to_bits();
+    f32::from_bits(sign | if rest < 0x7c00 << 13 { finite } else { 0x7f80_0000 | rest & 0x7f_ffff })
+}
+
 /// TF32 by `cvt.rna`: nearest, ties away from zero; the low 13 bits are zero.
 pub fn tf32_away(v: u32) -> u32 {
     if f32::from_bits(v).is_nan() {

@@ -130,12 +130,14 @@ impl Block<'_> {
         self.whole_warp(w, x, m, pc)?;
         self.counts.mma += 1;
         let [na, nb] = shape.registers();
-        let mut frag: [V; 10] = [[0; LANES]; 10];
-        for (f, &s) in frag.iter_mut().zip(&x.src).take(na + nb + 4) {
+        let [mut a, mut b]: [[V; 4]; 2] = [[[0; LANES]; 4]; 2];
+        let mut c = [[0; LANES]; 4];
+        let to = a[..na].iter_mut().chain(&mut b[..nb]).chain(&mut c);
+        for (f, &s) in to.zip(&x.src) {
             *f = w.regs.get32(s);
         }
         let core = self.launch.core.unwrap_or_else(|| mma::core_of(self.launch.sm, shape));
-        let d = mma::mma(shape, core, &frag[..na], &frag[na..na + nb], &frag[na + nb..na + nb + 4]);
+        let d = mma::mma(shape, core, &a[..na], &b[..nb], &c);
         for (reg, v) in x.dst.iter().zip(&d) {
             w.regs.put32(*reg, m, v);
         }

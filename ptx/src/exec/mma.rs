@@ -29,17 +29,6 @@ impl Element {
         }
     }
 
-    #[inline(always)]
-    fn value(self, bits: u32) -> f32 {
-        match self {
-            Element::Bf16 => f32::from_bits(bits << 16),
-            Element::F16 => DType::F16.from_bits(u64::from(bits)) as f32,
-            Element::Tf32 => f32::from_bits(bits),
-            Element::E4m3 => fp::e4m3_value(bits as u8) as f32,
-            Element::E5m2 => fp::e5m2_value(bits as u8) as f32,
-        }
-    }
-
     /// The format whose smallest normal exponent bounds the operands'.
     fn format(self) -> DType {
         match self {
@@ -83,43 +72,62 @@ pub fn core_of(sm: u32, shape: Shape) -> TensorCore {
     }
 }
 
-/// D = A · B + C. `a`, `b`, `c`: registers of the fragments; the result has as many registers as C.
-pub fn mma(shape: Shape, core: TensorCore, a: &[V], b: &[V], c: &[V]) -> [V; 4] {
-    let (mut rows, mut columns, mut acc) = ([[0f32; 32]; 16], [[0f32; 8]; 32], [[0f32; 8]; 16]);
-    let k = usize::from(shape.k).min(32);
-    let (bits, per) = (shape.element.bits(), (32 / shape.element.bits()) as usize);
-    let mask = u32::MAX >> (32 - bits);
-    for (q, v) in a.iter().enumerate() {
-        for (l, &word) in v.iter().enumerate() {
-            let (row, k0) = ((l >> 2) + 8 * (q & 1), (l & 3) * per + 4 * per * (q >> 1));
-            for e in 0..per {
-                rows[row][k0 + e] = shape.element.value(word >> (bits * e as u32) & mask);
-            }
+/// One register of an A or B fragment: its four words of each group of lanes are successive elements, from `k0`, of a row
+/// of A or a column of B. `out`: rows of `k` elements.
+fn unpack(element: Element, v: &V, out: &mut [f32], k: usize, k0: usize) {
+    match element {
+        Element::Bf16 => spread::<2>(v, out, k, k0, |w, e| f32::from_bits(w >> (16 * e) << 16)),
+        Element::F16 => spread::<2>(v, out, k, k0, |w, e| fp::f16_value((w >> (16 * e)) as u16)),
+        Element::Tf32 => spread::<1>(v, out, k, k0, |w, _| f32::from_bits(w)),
+        Element::E4m3 => spread::<4>(v, out, k, k0, |w, e| fp::E4M3[(w >> (8 * e) & 0xff) as usize]),
+        Element::E5m2 => spread::<4>(v, out, k, k0, |w, e| fp::f16_value((w >> (8 * e) << 8) as u16)),
+    }
+}
+
+#[inline(always)]
+fn spread<const PER: usize>(v: &V, out: &mut [f32], k: usize, k0: usize, value: impl Fn(u32, u32) -> f32) {
+    for (words, row) in v.as_chunks::<4>().0.iter().zip(out.chunks_exact_mut(k)) {
+        for (&word, to) in words.iter().zip(row[k0..].as_chunks_mut::<PER>().0) {
+            *to = std::array::from_fn(|e| value(word, e as u32));
         }
+    }
+}
+
+/// D = A · B + C. `a`, `b`, `c`: registers of the fragments; the result has as many registers as C.
+pub fn mma(shape: Shape, core: TensorCore, a: &[V], b: &[V], c: &[V; 4]) -> [V; 4] {
+    let k = usize::from(shape.k).min(32);
+    // Elements along k that one register of all lanes holds.
+    let step = 4 * (32 / shape.element.bits()) as usize;
+    let (mut rows, mut transposed) = ([0f32; 16 * 32], [0f32; 8 * 32]);
+    for (q, v) in a.iter().enumerate() {
+        unpack(shape.element, v, &mut rows[8 * k * (q & 1)..], k, step * (q >> 1));
     }
     for (q, v) in b.iter().enumerate() {
-        for (l, &word) in v.iter().enumerate() {
-            let (n, k0) = (l >> 2, (l & 3) * per + 4 * per * q);
-            for e in 0..per {
-                columns[k0 + e][n] = shape.element.value(word >> (bits * e as u32) & mask);
+        unpack(shape.element, v, &mut transposed, k, step * q);
+    }
+    let mut columns = [[0f32; 8]; 32];
+    for (n, column) in transposed.chunks_exact(k).take(8).enumerate() {
+        for (to, v) in columns.iter_mut().zip(column) {
+            to[n] = *v;
+        }
+    }
+    let mut acc = [[0f32; 8]; 16];
+    for (row, to) in acc.iter_mut().enumerate() {
+        for t in 0..4 {
+            for e in 0..2 {
+                to[2 * t + e] = f32::from_bits(c[2 * (row >> 3) + e][4 * (row & 7) + t]);
             }
         }
     }
-    for (q, v) in c.iter().enumerate().take(4) {
-        for (l, &word) in v.iter().enumerate() {
-            acc[(l >> 2) + 8 * (q >> 1)][(l & 3) * 2 + (q & 1)] = f32::from_bits(word);
-        }
-    }
 
-    let unit = core.on(shape.element.format());
-    for (acc, row) in acc.iter_mut().zip(&rows) {
-        unit.lanes(acc, &row[..k], &columns[..k]);
-    }
+    core.on(shape.element.format()).tile(&mut acc, &rows[..16 * k], &columns[..k]);
 
     let mut out = [[0; LANES]; 4];
-    for (q, v) in out.iter_mut().enumerate() {
-        for (l, word) in v.iter_mut().enumerate() {
-            *word = acc[(l >> 2) + 8 * (q >> 1)][(l & 3) * 2 + (q & 1)].to_bits();
+    for (row, from) in acc.iter().enumerate() {
+        for t in 0..4 {
+            for e in 0..2 {
+                out[2 * (row >> 3) + e][4 * (row & 7) + t] = from[2 * t + e].to_bits();
+            }
         }
     }
     out
