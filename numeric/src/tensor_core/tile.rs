@@ -121,31 +121,42 @@ mod avx2 {
         _mm256_castsi256_ps(_mm256_cmpeq_epi32(e, _mm256_set1_epi32(EXPONENT as i32)))
     }
 
-    #[inline]
-    #[target_feature(enable = "avx2")]
-    fn row(w: &[f32], least: __m256) -> Row {
-        let mut r = Row { value: [0.0; MOST], power: [0.0; MOST], special: false, nothing: true };
-        r.value[..w.len()].copy_from_slice(w);
-        let (mut odd, mut some) = (_mm256_setzero_ps(), _mm256_setzero_ps());
-        let steps = w.len().div_ceil(COLUMNS);
-        let (values, powers) = (r.value.as_chunks_mut().0, r.power.as_chunks_mut().0);
-        for (value, to) in values.iter_mut().zip(powers).take(steps) {
-            let v = load(value);
-            odd = _mm256_or_ps(odd, special(v));
-            let (cut, power) = operand(v, least);
-            some = _mm256_or_ps(some, power);
-            store(value, cut);
-            store(to, power);
+    impl Row {
+        const EMPTY: Row = Row { value: [0.0; MOST], power: [0.0; MOST], special: false, nothing: true };
+
+        /// At most [`MOST`] values.
+        #[inline]
+        #[target_feature(enable = "avx2")]
+        fn set(&mut self, w: &[f32], least: __m256) {
+            let (mut odd, mut some) = (_mm256_setzero_ps(), _mm256_setzero_ps());
+            let values = self.value.as_chunks_mut::<COLUMNS>().0;
+            let powers = self.power.as_chunks_mut::<COLUMNS>().0;
+            for ((w, value), power) in w.chunks(COLUMNS).zip(values).zip(powers) {
+                let v = match w.as_array::<COLUMNS>() {
+                    Some(w) => load(w),
+                    None => {
+                        let mut padded = [0.0; COLUMNS];
+                        padded[..w.len()].copy_from_slice(w);
+                        load(&padded)
+                    }
+                };
+                odd = _mm256_or_ps(odd, special(v));
+                let (v, p) = operand(v, least);
+                some = _mm256_or_ps(some, p);
+                store(value, v);
+                store(power, p);
+            }
+            self.special = _mm256_movemask_ps(odd) != 0;
+            self.nothing = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_NEQ_UQ>(some, _mm256_setzero_ps())) == 0;
         }
-        r.special = _mm256_movemask_ps(odd) != 0;
-        r.nothing = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_NEQ_UQ>(some, _mm256_setzero_ps())) == 0;
-        r
     }
 
     #[target_feature(enable = "avx2")]
+    #[allow(clippy::needless_range_loop)]
     pub fn tile(unit: &Unit, acc: &mut [Columns], w: &[f32], x: &[Columns]) {
         let k = x.len();
         let least = all(((unit.min_exponent + 127) as u32) << 23);
+        let mut of = [Row::EMPTY; ROWS];
         let mut from = 0;
         while from < k {
             let to = k.min(from + unit.core.block);
@@ -161,12 +172,16 @@ mod avx2 {
             let mut r = 0;
             while r < acc.len() {
                 let n = if acc.len() - r >= ROWS { ROWS } else { 1 };
-                let block = |i: usize| &w[(r + i) * k + from..(r + i) * k + to];
+                let mut here = [w; ROWS];
+                for i in 0..n {
+                    here[i] = &w[(r + i) * k + from..(r + i) * k + to];
+                    of[i].set(here[i], least);
+                }
                 if let Some(acc) = acc[r..].first_chunk_mut::<ROWS>() {
-                    let w: [&[f32]; ROWS] = std::array::from_fn(block);
-                    rows(unit, acc, w, x, least, odd, empty);
-                } else if let Some(acc) = acc[r..].first_chunk_mut::<1>() {
-                    rows(unit, acc, [block(0)], x, least, odd, empty);
+                    rows(unit, acc, &of, here, x, least, odd, empty);
+                } else if let (Some(acc), Some(of)) = (acc[r..].first_chunk_mut::<1>(), of.first_chunk::<1>())
+                {
+                    rows(unit, acc, of, [here[0]], x, least, odd, empty);
                 }
                 r += n;
             }
@@ -177,10 +192,11 @@ mod avx2 {
     /// One block of `R` rows.
     #[inline]
     #[target_feature(enable = "avx2")]
-    #[allow(clippy::needless_range_loop)]
+    #[allow(clippy::needless_range_loop, clippy::too_many_arguments)]
     fn rows<const R: usize>(
         unit: &Unit,
         acc: &mut [Columns; R],
+        of: &[Row; R],
         w: [&[f32]; R],
         x: &[Columns],
         least: __m256,
@@ -188,10 +204,8 @@ mod avx2 {
         empty: __m256,
     ) {
         let zero = _mm256_setzero_ps();
-        let mut of = [Row { value: [0.0; MOST], power: [0.0; MOST], special: false, nothing: true }; R];
         let mut most = [zero; R];
         for r in 0..R {
-            of[r] = row(w[r], least);
             // float32's own least exponent: an accumulator is no operand.
             most[r] = power(load(&acc[r]), all(1 << 23));
         }
@@ -264,10 +278,7 @@ mod avx2 {
     #[inline]
     #[target_feature(enable = "avx2")]
     fn halves(v: __m256i) -> [__m256d; 2] {
-        [
-            _mm256_cvtepi32_pd(_mm256_castsi256_si128(v)),
-            _mm256_cvtepi32_pd(_mm256_extracti128_si256::<1>(v)),
-        ]
+        [_mm256_cvtepi32_pd(_mm256_castsi256_si128(v)), _mm256_cvtepi32_pd(_mm256_extracti128_si256::<1>(v))]
     }
 }
 

@@ -130,14 +130,13 @@ impl Block<'_> {
         self.whole_warp(w, x, m, pc)?;
         self.counts.mma += 1;
         let [na, nb] = shape.registers();
-        let [mut a, mut b]: [[V; 4]; 2] = [[[0; LANES]; 4]; 2];
-        let mut c = [[0; LANES]; 4];
-        let to = a[..na].iter_mut().chain(&mut b[..nb]).chain(&mut c);
-        for (f, &s) in to.zip(&x.src) {
-            *f = w.regs.get32(s);
+        let mut spare = [[0; LANES]; 10];
+        let mut rows = [&[0; LANES]; 10];
+        for ((row, spare), &s) in rows.iter_mut().zip(&mut spare).zip(&x.src) {
+            *row = w.regs.row32(s, spare);
         }
         let core = self.launch.core.unwrap_or_else(|| mma::core_of(self.launch.sm, shape));
-        let d = mma::mma(shape, core, &a[..na], &b[..nb], &c);
+        let d = mma::mma(shape, core, &rows[..na], &rows[na..na + nb], &rows[na + nb..na + nb + 4]);
         for (reg, v) in x.dst.iter().zip(&d) {
             w.regs.put32(*reg, m, v);
         }

@@ -73,60 +73,76 @@ pub fn core_of(sm: u32, shape: Shape) -> TensorCore {
 }
 
 /// One register of an A or B fragment: its four words of each group of lanes are successive elements, from `k0`, of a row
-/// of A or a column of B. `out`: rows of `k` elements.
-fn unpack(element: Element, v: &V, out: &mut [f32], k: usize, k0: usize) {
+/// of A or a column of B.
+#[inline(always)]
+fn unpack<const K: usize>(element: Element, v: &V, out: &mut [[f32; K]], k0: usize) {
     match element {
-        Element::Bf16 => spread::<2>(v, out, k, k0, |w, e| f32::from_bits(w >> (16 * e) << 16)),
-        Element::F16 => spread::<2>(v, out, k, k0, |w, e| fp::f16_value((w >> (16 * e)) as u16)),
-        Element::Tf32 => spread::<1>(v, out, k, k0, |w, _| f32::from_bits(w)),
-        Element::E4m3 => spread::<4>(v, out, k, k0, |w, e| fp::E4M3[(w >> (8 * e) & 0xff) as usize]),
-        Element::E5m2 => spread::<4>(v, out, k, k0, |w, e| fp::f16_value((w >> (8 * e) << 8) as u16)),
+        Element::Bf16 => spread::<2, K>(v, out, k0, |w, e| f32::from_bits(w >> (16 * e) << 16)),
+        Element::F16 => spread::<2, K>(v, out, k0, |w, e| fp::f16_value((w >> (16 * e)) as u16)),
+        Element::Tf32 => spread::<1, K>(v, out, k0, |w, _| f32::from_bits(w)),
+        Element::E4m3 => spread::<4, K>(v, out, k0, |w, e| fp::E4M3[(w >> (8 * e) & 0xff) as usize]),
+        Element::E5m2 => spread::<4, K>(v, out, k0, |w, e| fp::f16_value((w >> (8 * e) << 8) as u16)),
     }
 }
 
 #[inline(always)]
-fn spread<const PER: usize>(v: &V, out: &mut [f32], k: usize, k0: usize, value: impl Fn(u32, u32) -> f32) {
-    for (words, row) in v.as_chunks::<4>().0.iter().zip(out.chunks_exact_mut(k)) {
+fn spread<const PER: usize, const K: usize>(
+    v: &V,
+    out: &mut [[f32; K]],
+    k0: usize,
+    value: impl Fn(u32, u32) -> f32,
+) {
+    for (words, row) in v.as_chunks::<4>().0.iter().zip(out) {
         for (&word, to) in words.iter().zip(row[k0..].as_chunks_mut::<PER>().0) {
-            *to = std::array::from_fn(|e| value(word, e as u32));
+            for (e, to) in to.iter_mut().enumerate() {
+                *to = value(word, e as u32);
+            }
         }
     }
 }
 
 /// D = A · B + C. `a`, `b`, `c`: registers of the fragments; the result has as many registers as C.
-pub fn mma(shape: Shape, core: TensorCore, a: &[V], b: &[V], c: &[V; 4]) -> [V; 4] {
-    let k = usize::from(shape.k).min(32);
+pub fn mma(shape: Shape, core: TensorCore, a: &[&V], b: &[&V], c: &[&V]) -> [V; 4] {
+    match shape.k {
+        4 => of_k::<4>(shape.element, core, a, b, c),
+        8 => of_k::<8>(shape.element, core, a, b, c),
+        16 => of_k::<16>(shape.element, core, a, b, c),
+        _ => of_k::<32>(shape.element, core, a, b, c),
+    }
+}
+
+fn of_k<const K: usize>(element: Element, core: TensorCore, a: &[&V], b: &[&V], c: &[&V]) -> [V; 4] {
     // Elements along k that one register of all lanes holds.
-    let step = 4 * (32 / shape.element.bits()) as usize;
-    let (mut rows, mut transposed) = ([0f32; 16 * 32], [0f32; 8 * 32]);
+    let step = 4 * (32 / element.bits()) as usize;
+    let (mut rows, mut transposed) = ([[0f32; K]; 16], [[0f32; K]; 8]);
     for (q, v) in a.iter().enumerate() {
-        unpack(shape.element, v, &mut rows[8 * k * (q & 1)..], k, step * (q >> 1));
+        unpack(element, v, &mut rows[8 * (q & 1)..], step * (q >> 1));
     }
     for (q, v) in b.iter().enumerate() {
-        unpack(shape.element, v, &mut transposed, k, step * q);
+        unpack(element, v, &mut transposed, step * q);
     }
-    let mut columns = [[0f32; 8]; 32];
-    for (n, column) in transposed.chunks_exact(k).take(8).enumerate() {
+    let mut columns = [[0f32; 8]; K];
+    for (n, column) in transposed.iter().enumerate() {
         for (to, v) in columns.iter_mut().zip(column) {
             to[n] = *v;
         }
     }
     let mut acc = [[0f32; 8]; 16];
-    for (row, to) in acc.iter_mut().enumerate() {
-        for t in 0..4 {
-            for e in 0..2 {
-                to[2 * t + e] = f32::from_bits(c[2 * (row >> 3) + e][4 * (row & 7) + t]);
+    for (q, v) in c.iter().enumerate().take(4) {
+        for (words, to) in v.as_chunks::<4>().0.iter().zip(&mut acc[8 * (q >> 1)..]) {
+            for (word, to) in words.iter().zip(to[q & 1..].iter_mut().step_by(2)) {
+                *to = f32::from_bits(*word);
             }
         }
     }
 
-    core.on(shape.element.format()).tile(&mut acc, &rows[..16 * k], &columns[..k]);
+    core.on(element.format()).tile(&mut acc, rows.as_flattened(), &columns);
 
     let mut out = [[0; LANES]; 4];
-    for (row, from) in acc.iter().enumerate() {
-        for t in 0..4 {
-            for e in 0..2 {
-                out[2 * (row >> 3) + e][4 * (row & 7) + t] = from[2 * t + e].to_bits();
+    for (q, v) in out.iter_mut().enumerate() {
+        for (words, from) in v.as_chunks_mut::<4>().0.iter_mut().zip(&acc[8 * (q >> 1)..]) {
+            for (word, from) in words.iter_mut().zip(from[q & 1..].iter().step_by(2)) {
+                *word = from.to_bits();
             }
         }
     }
