@@ -72,21 +72,22 @@ pub fn core_of(sm: u32, shape: Shape) -> TensorCore {
     }
 }
 
-/// One register of an A or B fragment: its four words of each group of lanes are successive elements, from `k0`, of a row
-/// of A or a column of B.
-#[inline(always)]
-fn unpack<const K: usize>(element: Element, v: &V, out: &mut [[f32; K]], k0: usize) {
-    match element {
-        Element::Bf16 => spread::<2, K>(v, out, k0, |w, e| f32::from_bits(w >> (16 * e) << 16)),
-        Element::F16 => spread::<2, K>(v, out, k0, |w, e| fp::f16_value((w >> (16 * e)) as u16)),
-        Element::Tf32 => spread::<1, K>(v, out, k0, |w, _| f32::from_bits(w)),
-        Element::E4m3 => spread::<4, K>(v, out, k0, |w, e| fp::E4M3[(w >> (8 * e) & 0xff) as usize]),
-        Element::E5m2 => spread::<4, K>(v, out, k0, |w, e| fp::f16_value((w >> (8 * e) << 8) as u16)),
-    }
+/// How an element is read from its register: the word, which of its elements.
+macro_rules! with_value {
+    ($element:expr, $f:ident::<$per:tt, $k:ident>($($arg:expr),*)) => {
+        match $element {
+            Element::Bf16 => $f::<2, $k>($($arg),*, |w, e| f32::from_bits(w >> (16 * e) << 16)),
+            Element::F16 => $f::<2, $k>($($arg),*, |w, e| fp::f16_value((w >> (16 * e)) as u16)),
+            Element::Tf32 => $f::<1, $k>($($arg),*, |w, _| f32::from_bits(w)),
+            Element::E4m3 => $f::<4, $k>($($arg),*, |w, e| fp::E4M3[(w >> (8 * e) & 0xff) as usize]),
+            Element::E5m2 => $f::<4, $k>($($arg),*, |w, e| fp::f16_value((w >> (8 * e) << 8) as u16)),
+        }
+    };
 }
 
+/// One register of an A fragment: the four words of each group of lanes are successive elements, from `k0`, of a row.
 #[inline(always)]
-fn spread<const PER: usize, const K: usize>(
+fn rows<const PER: usize, const K: usize>(
     v: &V,
     out: &mut [[f32; K]],
     k0: usize,
@@ -96,6 +97,29 @@ fn spread<const PER: usize, const K: usize>(
         for (&word, to) in words.iter().zip(row[k0..].as_chunks_mut::<PER>().0) {
             for (e, to) in to.iter_mut().enumerate() {
                 *to = value(word, e as u32);
+            }
+        }
+    }
+}
+
+/// One register of a B fragment: the same for a column.
+#[inline(always)]
+fn columns<const PER: usize, const K: usize>(
+    v: &V,
+    out: &mut [[f32; 8]; K],
+    k0: usize,
+    value: impl Fn(u32, u32) -> f32,
+) {
+    let mut side_by_side = [[0; 8]; 4];
+    for (n, words) in v.as_chunks::<4>().0.iter().enumerate() {
+        for (to, word) in side_by_side.iter_mut().zip(words) {
+            to[n] = *word;
+        }
+    }
+    for (words, to) in side_by_side.iter().zip(out[k0..].as_chunks_mut::<PER>().0) {
+        for (e, to) in to.iter_mut().enumerate() {
+            for (to, word) in to.iter_mut().zip(words) {
+                *to = value(*word, e as u32);
             }
         }
     }
@@ -114,36 +138,29 @@ pub fn mma(shape: Shape, core: TensorCore, a: &[&V], b: &[&V], c: &[&V]) -> [V; 
 fn of_k<const K: usize>(element: Element, core: TensorCore, a: &[&V], b: &[&V], c: &[&V]) -> [V; 4] {
     // Elements along k that one register of all lanes holds.
     let step = 4 * (32 / element.bits()) as usize;
-    let (mut rows, mut transposed) = ([[0f32; K]; 16], [[0f32; K]; 8]);
+    let (mut w, mut x) = ([[0f32; K]; 16], [[0f32; 8]; K]);
     for (q, v) in a.iter().enumerate() {
-        unpack(element, v, &mut rows[8 * (q & 1)..], step * (q >> 1));
+        with_value!(element, rows::<_, K>(v, &mut w[8 * (q & 1)..], step * (q >> 1)));
     }
     for (q, v) in b.iter().enumerate() {
-        unpack(element, v, &mut transposed, step * q);
-    }
-    let mut columns = [[0f32; 8]; K];
-    for (n, column) in transposed.iter().enumerate() {
-        for (to, v) in columns.iter_mut().zip(column) {
-            to[n] = *v;
-        }
+        with_value!(element, columns::<_, K>(v, &mut x, step * q));
     }
     let mut acc = [[0f32; 8]; 16];
-    for (q, v) in c.iter().enumerate().take(4) {
-        for (words, to) in v.as_chunks::<4>().0.iter().zip(&mut acc[8 * (q >> 1)..]) {
-            for (word, to) in words.iter().zip(to[q & 1..].iter_mut().step_by(2)) {
-                *to = f32::from_bits(*word);
-            }
+    for (pair, to) in c.as_chunks::<2>().0.iter().zip(acc.as_chunks_mut::<8>().0) {
+        let [even, odd] = pair.map(|v| v.as_chunks::<4>().0);
+        for ((e, o), to) in even.iter().zip(odd).zip(to) {
+            *to = [e[0], o[0], e[1], o[1], e[2], o[2], e[3], o[3]].map(f32::from_bits);
         }
     }
 
-    core.on(element.format()).tile(&mut acc, rows.as_flattened(), &columns);
+    core.on(element.format()).tile(&mut acc, w.as_flattened(), &x);
 
     let mut out = [[0; LANES]; 4];
-    for (q, v) in out.iter_mut().enumerate() {
-        for (words, from) in v.as_chunks_mut::<4>().0.iter_mut().zip(&acc[8 * (q >> 1)..]) {
-            for (word, from) in words.iter_mut().zip(from[q & 1..].iter().step_by(2)) {
-                *word = from.to_bits();
-            }
+    for (pair, from) in out.as_chunks_mut::<2>().0.iter_mut().zip(acc.as_chunks::<8>().0) {
+        let [even, odd] = pair.each_mut().map(|v| v.as_chunks_mut::<4>().0);
+        for ((e, o), from) in even.iter_mut().zip(odd).zip(from) {
+            let v = from.map(f32::to_bits);
+            (*e, *o) = ([v[0], v[2], v[4], v[6]], [v[1], v[3], v[5], v[7]]);
         }
     }
     out
