@@ -8,6 +8,7 @@ use super::operands::Symbol;
 use crate::exec::mma::{Element, Shape};
 use crate::exec::regs::{Run, Width};
 use crate::ir::{Inst, Join, Mbarrier, Op, Reduce, Reg, Shuffle, Space, Update, Vote};
+use crate::mem::{LOCAL, SHARED, WINDOW_BITS};
 use crate::table;
 use crate::text::ast::{Instruction, Operand};
 use crate::ty::Ty;
@@ -39,6 +40,14 @@ impl<'t> Mods<'t> {
     }
     fn need(&mut self, choices: &[&str]) -> Result<&'t str> {
         self.opt(choices).ok_or_else(|| UNKNOWN.to_owned())
+    }
+    /// At most one of each list, whatever their order.
+    fn any_order<const N: usize>(&mut self, lists: [&[&str]; N]) -> [Option<&'t str>; N] {
+        let mut found = [None; N];
+        while let Some(i) = (0..N).find(|&i| found[i].is_none() && lists[i].contains(&self.peek())) {
+            found[i] = self.opt(lists[i]);
+        }
+        found
     }
     fn all(&mut self, words: &[&str]) -> Result<()> {
         words.iter().try_for_each(|w| self.need(&[w]).map(drop))
@@ -321,13 +330,19 @@ impl Lowerer<'_> {
 
     fn atomic(&mut self, i: &Instruction, m: &mut Mods<'_>, x: &mut Inst) -> Result<()> {
         let returns = m.parts[0] == "atom";
-        m.opt(&["relaxed", "acquire", "release", "acq_rel"]);
-        m.opt(&["cta", "cluster", "gpu", "sys"]);
-        let space = m.space();
-        if space == Space::Local {
-            return Err(UNKNOWN.into());
-        }
-        let op = m.need(&["add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"])?;
+        // The manual's order is semantics, scope, space, operation; libcu++ writes others, and ptxas takes them.
+        let [_, _, space, op] = m.any_order([
+            &["relaxed", "acquire", "release", "acq_rel"],
+            &["cta", "cluster", "gpu", "sys"],
+            &["global", "shared", "shared::cta"],
+            &["add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"],
+        ]);
+        let space = match space {
+            None => Space::Generic,
+            Some("global") => Space::Global,
+            Some(_) => Space::Shared,
+        };
+        let op = op.ok_or(UNKNOWN)?;
         let noftz = m.opt(&["noftz"]).is_some();
         let ty = m.ty()?;
         use Ty::*;
@@ -409,18 +424,28 @@ impl Lowerer<'_> {
     }
 
     fn isspacep(&mut self, i: &Instruction, m: &mut Mods<'_>, x: &mut Inst) -> Result<()> {
-        let window = match m.need(&["shared", "shared::cta", "local"])? {
-            "local" => crate::mem::LOCAL,
-            _ => crate::mem::SHARED,
+        let window = match m.need(&["shared", "shared::cta", "local", "global"])? {
+            "local" => Some(LOCAL),
+            "global" => None,
+            _ => Some(SHARED),
         };
         count(i, 2..=2)?;
-        // In the window: the address's upper bits are the window's.
-        let row = crate::exec::regs::kern!((u64, u64) -> bool, |a, w| a >> 40 == w >> 40);
+        // In the window: the address's upper bits are the window's. Global is what is in neither of the two.
+        let row = match window {
+            Some(_) => {
+                crate::exec::regs::kern!((u64, u64) -> bool, |a, w| a >> WINDOW_BITS == w >> WINDOW_BITS)
+            }
+            None => crate::exec::regs::kern!((u64) -> bool, |a| {
+                (a >> WINDOW_BITS != SHARED >> WINDOW_BITS) & (a >> WINDOW_BITS != LOCAL >> WINDOW_BITS)
+            }),
+        };
         let Run::Lanes(k) = row.run else { return Err(UNKNOWN.into()) };
         x.op = Op::Lanes(k);
         x.dst[0] = self.target(&i.operands[0], Width::Bit)?;
         x.src[0] = self.names.operand(&i.operands[1], Width::W64)?;
-        x.src[1] = self.names.constant(window, Width::W64)?;
+        if let Some(window) = window {
+            x.src[1] = self.names.constant(window, Width::W64)?;
+        }
         Ok(())
     }
 
@@ -556,14 +581,16 @@ impl Lowerer<'_> {
 
     fn matrix(&mut self, i: &Instruction, m: &mut Mods<'_>, x: &mut Inst) -> Result<()> {
         let load = m.parts[0] == "ldmatrix";
-        m.all(&["sync", "aligned", "m8n8"])?;
-        let count_of = match m.need(&["x1", "x2", "x4"])? {
+        m.all(&["sync", "aligned"])?;
+        // The manual puts the shape first; much code in use puts the number there, and ptxas takes it.
+        let [shape, number, transposed, _] =
+            m.any_order([&["m8n8"], &["x1", "x2", "x4"], &["trans"], &["shared", "shared::cta"]]);
+        let count_of = match number.filter(|_| shape.is_some()).ok_or(UNKNOWN)? {
             "x1" => 1u8,
             "x2" => 2,
             _ => 4,
         };
-        let transposed = m.opt(&["trans"]).is_some();
-        m.opt(&["shared", "shared::cta"]);
+        let transposed = transposed.is_some();
         m.all(&["b16"])?;
         count(i, 2..=2)?;
         self.touches(Space::Shared, 16);
