@@ -3,24 +3,12 @@ NVRTC itself, where it is: set `MLA_CHECK_NVRTC` to a libnvrtc.so or its folder 
 Without it these tests do nothing and say so; with `MLA_CHECK_REQUIRE_NVRTC=1` they fail.
 */
 
-use mla_check::nvrtc::stamp::{self, Stamp};
-use mla_check::nvrtc::{Nvrtc, Options, PINNED, Problem, Search, Source, Target, VARIABLE};
-use std::io::Write;
+#[path = "common/nvrtc.rs"]
+mod environment;
 
-/// The compiler that the environment names; nothing is searched for.
-fn nvrtc(test: &str) -> Option<Nvrtc> {
-    let Some(named) = std::env::var_os(VARIABLE).filter(|v| !v.is_empty()) else {
-        assert!(
-            std::env::var_os("MLA_CHECK_REQUIRE_NVRTC").is_none_or(|v| v != "1"),
-            "MLA_CHECK_REQUIRE_NVRTC=1, but {VARIABLE} is not set"
-        );
-        // Not by println!: that is shown of failed tests only.
-        let _ = writeln!(std::io::stderr(), "{test}: NOT RUN, {VARIABLE} is not set");
-        return None;
-    };
-    let search = Search { named: Some(named.into()), ..Search::default() };
-    Some(Nvrtc::find(&search).unwrap_or_else(|e| panic!("{e}")))
-}
+use environment::nvrtc;
+use mla_check::nvrtc::stamp::{self, Stamp};
+use mla_check::nvrtc::{Options, PINNED, Problem, Source, Target};
 
 fn small() -> Source {
     Source::new("small.cu", include_str!("../fixtures/nvrtc/small.cu"))

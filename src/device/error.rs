@@ -1,35 +1,9 @@
 /*! Why a device did not do what it was asked: what, where, what to do. */
 
-use std::fmt;
+use std::borrow::Cow;
 
-/// A device refused or broke.
-#[derive(Debug)]
-pub struct Error {
-    inner: Box<(Problem, String)>,
-}
-
-impl Error {
-    /// This problem at this place: a kernel, an argument, a buffer.
-    pub fn new(problem: Problem, place: impl Into<String>) -> Error {
-        Error { inner: Box::new((problem, place.into())) }
-    }
-    /// What is wrong.
-    pub fn problem(&self) -> &Problem {
-        &self.inner.0
-    }
-    /// Where.
-    pub fn place(&self) -> &str {
-        &self.inner.1
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}\n  where: {}\n  do: {}", self.problem(), self.place(), self.problem().advice())
-    }
-}
-
-impl std::error::Error for Error {}
+/// A device refused or broke, at a kernel, an argument or a buffer.
+pub type Error = crate::problem::Error<Problem>;
 
 /// What is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -71,10 +45,10 @@ pub enum Problem {
     Call { call: &'static str, why: String },
 }
 
-impl Problem {
-    fn advice(&self) -> &'static str {
+impl crate::problem::Problem for Problem {
+    fn advice(&self) -> Cow<'static, str> {
         use Problem::*;
-        match self {
+        Cow::Borrowed(match self {
             Memory { .. } => {
                 "take a smaller batch or fewer layers, or free the device's memory of other programs"
             }
@@ -96,6 +70,6 @@ impl Problem {
                 "this is a mistake in the program that launches, not in the model"
             }
             Call { .. } => "see the driver's message; `mla-check devices` shows what is there",
-        }
+        })
     }
 }

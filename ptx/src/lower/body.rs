@@ -40,7 +40,7 @@ pub struct Lowerer<'a> {
     usage: Usage,
     function: String,
     calls: Vec<String>,
-    source: u32,
+    source: (u32, u32),
     pub granule: u32,
 }
 
@@ -55,7 +55,7 @@ pub fn kernel(f: &Function, scope: &Scope<'_>) -> Lowered {
         usage: Usage::default(),
         function: f.name.clone(),
         calls: vec![f.name.clone()],
-        source: 0,
+        source: (0, 0),
         granule: 16,
     };
     let (parameters, parameter_bytes) = l.parameters(f);
@@ -131,7 +131,7 @@ impl Lowerer<'_> {
             match s {
                 Statement::Open => self.names.open(true),
                 Statement::Close => self.names.close(),
-                Statement::Location(line) => self.source = *line,
+                Statement::Location(file, line) => self.source = (*file, *line),
                 Statement::Label(name) => {
                     let pc = self.code.len() as u32;
                     self.names.bind(name, Symbol::Label(pc));

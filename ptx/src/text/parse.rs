@@ -389,10 +389,10 @@ impl<'t> Parser<'t> {
         match t.text {
             ".loc" => {
                 self.at += 1;
-                self.number()?;
+                let file = self.number()? as u32;
                 let line = self.number()? as u32;
                 self.skip_line(t.line);
-                out.push(Statement::Location(line));
+                out.push(Statement::Location(file, line));
                 return Ok(());
             }
             ".pragma" => {
