@@ -73,7 +73,13 @@ fn kept(ptx: &str, entries: &[&str]) -> String {
             keep = entries.contains(&entry.split('(').next().unwrap());
         }
         let word = line.trim_start();
-        if word.starts_with(".section") && word.contains(".debug") {
+        let debug = word.starts_with(".section") && word.contains(".debug");
+        if keep && (debug || word.starts_with("//")) {
+            // With the empty lines before it.
+            out.truncate(out.trim_end().len());
+            out.push('\n');
+        }
+        if debug {
             break;
         }
         if !keep || word.starts_with("//") {

@@ -160,7 +160,8 @@ pub fn half_op(h: Half, mode: HalfMode, a: [u16; 3], f: impl Fn(f64, f64, f64) -
     let a = a.map(|x| h.value(if mode.ftz { h.flush(x) } else { x }));
     let mut v = f(a[0], a[1], a[2]);
     if mode.sat {
-        v = if v.is_nan() { 0.0 } else { v.clamp(0.0, 1.0) };
+        // As float32's: NaN and -0 become +0.
+        v = if v > 0.0 { v.min(1.0) } else { 0.0 };
     }
     if mode.relu && v < 0.0 {
         v = 0.0;

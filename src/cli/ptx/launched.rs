@@ -71,12 +71,14 @@ fn shown(e: &impl std::fmt::Display) -> Failure {
 
 fn finding(f: Found) -> FindingReport {
     let Found { code, finding: f } = f;
+    // NVRTC puts the folder it runs in before the name of a source that it was given as text.
+    let file = f.source_file.rsplit('/').next().unwrap_or_default();
     FindingReport {
         kind: f.kind.name(),
         kernel: f.kernel,
         code,
         ptx_line: f.line,
-        source_file: (!f.source_file.is_empty()).then_some(f.source_file),
+        source_file: (!file.is_empty()).then(|| file.to_owned()),
         source_line: (f.source_line != 0).then_some(f.source_line),
         block: f.block,
         warp: f.warp,
