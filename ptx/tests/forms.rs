@@ -10,7 +10,7 @@ use mla_ptx::{Arg, Memory, Module, Options, launch};
 
 const THREADS: usize = 256;
 
-const POOL: [u64; 28] = [
+const POOL: [u64; 29] = [
     0,
     1,
     2,
@@ -39,6 +39,8 @@ const POOL: [u64; 28] = [
     0x3c00_3c00,
     0x7c00_fc00,
     0x42f7_0000_c2f6_0000,
+    // bf16 -127, -128: powers of two that are subnormal.
+    0xc2fe_c300,
 ];
 
 fn inputs(seed: u64) -> Vec<[u64; 4]> {
