@@ -49,6 +49,7 @@ pub mod judge;
 pub mod model;
 pub mod nvrtc;
 pub mod probe;
+pub mod problem;
 pub mod report;
 pub mod study;
 pub mod synth;

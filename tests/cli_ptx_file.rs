@@ -3,6 +3,7 @@
 mod common;
 
 use common::fixture;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -88,6 +89,54 @@ fn a_clean_launch_shows_what_the_kernel_wrote() {
     assert_eq!(launch["outputs"][0]["digest"], digest);
     let text = String::from_utf8(launch_text(&case("add"))).unwrap();
     assert!(text.contains("no findings") && text.contains("output y: 32 bytes"), "{text}");
+    // All eight values are shown: nothing follows. Of nine, the last is left out.
+    assert!(flat(&text).contains("6.5, 7.5") && !text.contains("..."), "{text}");
+    let nine = case("add")
+        .replace("shape = [2, 4]", "shape = [9]")
+        .replace("6, 7]", "6, 7, 8]")
+        .replace("shape = [8]", "shape = [9]")
+        .replace("u32 = 8", "u32 = 9");
+    let text = String::from_utf8(launch_text(&nine)).unwrap();
+    assert!(flat(&text).contains("6.5, 7.5, ..."), "{text}");
+}
+
+/// A .cu file is compiled and launched; findings name its lines.
+#[test]
+fn a_source_file_is_compiled_and_launched() {
+    let Some(nvrtc) = std::env::var_os("MLA_CHECK_NVRTC").filter(|v| !v.is_empty()) else {
+        assert!(
+            std::env::var_os("MLA_CHECK_REQUIRE_NVRTC").is_none_or(|v| v != "1"),
+            "MLA_CHECK_REQUIRE_NVRTC=1, but MLA_CHECK_NVRTC is not set"
+        );
+        let _ = writeln!(
+            std::io::stderr(),
+            "a_source_file_is_compiled_and_launched: NOT RUN, MLA_CHECK_NVRTC is not set"
+        );
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let run = |kernel: &str| {
+        let file = folder.path().join("case.toml");
+        std::fs::write(&file, case(kernel)).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mla-check"));
+        command.arg("ptx").arg(fixture("ptx/add.cu")).arg("--launch").arg(&file);
+        command.args(["--target", "compute_120"]).env("MLA_CHECK_NVRTC", &nvrtc).output().unwrap()
+    };
+    let out = run("add");
+    assert_eq!(out.status.code(), Some(0), "{}", said(&out));
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert!(text.contains("no findings") && flat(&text).contains("6.5, 7.5"), "{text}");
+    let out = run("add_unguarded");
+    assert_eq!(out.status.code(), Some(1), "{}", said(&out));
+    let text = String::from_utf8(out.stdout).unwrap();
+    for part in ["NVRTC ", "global-out-of-bounds in add_unguarded", "source line 8 of add.cu, block"] {
+        assert!(flat(&text).contains(part), "{part}: {text}");
+    }
+}
+
+/// Without the breaks of lines.
+fn flat(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn launch_text(text: &str) -> Vec<u8> {
@@ -101,12 +150,12 @@ fn what_a_kernel_does_wrong_is_found_with_lines_lanes_and_buffer_and_exits_1() {
     let text = String::from_utf8(out.stdout).unwrap();
     for part in [
         "global-out-of-bounds in add_unguarded, PTX line",
-        "source line 8",
+        "source line 8 of add.cu, block",
         "lanes 0x00000100",
         "(x + 32)",
         "(y + 32)",
     ] {
-        assert!(text.contains(part), "{part}: {text}");
+        assert!(flat(&text).contains(part), "{part}: {text}");
     }
     let out = launch(&case("add_short"), &["--format", "json"]);
     assert_eq!(out.status.code(), Some(1), "{}", said(&out));

@@ -6,12 +6,12 @@ What needs NVRTC is skipped by name where `MLA_CHECK_NVRTC` is not set, and fail
 To write committed PTX anew: set both it and `MLA_CHECK_WRITE_PTX=1`, and run `cargo test --test kernels committed`.
 */
 
-#[path = "common/compiler.rs"]
-mod compiler;
+#[path = "common/nvrtc.rs"]
+mod environment;
 #[path = "common/planted.rs"]
 mod planted;
 
-use compiler::nvrtc;
+use environment::nvrtc;
 use mla_check::check::EngineKind;
 use mla_check::device::Limits;
 use mla_check::engine::kernels::code::{COMMITTED, committed_name, options};

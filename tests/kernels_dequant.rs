@@ -8,11 +8,11 @@ held to ggml's results too, wherever these are exact. The PTX is the committed o
 */
 
 mod common;
-#[path = "common/compiler.rs"]
-mod compiler;
+#[path = "common/nvrtc.rs"]
+mod environment;
 
 use common::fixture;
-use compiler::nvrtc;
+use environment::nvrtc;
 use mla_check::device::ptx::PtxMachine;
 use mla_check::device::{Arg, Device, Launch, Limits, Module};
 use mla_check::nvrtc::stamp::Stamp;

@@ -3,10 +3,10 @@ NVRTC itself, where it is: set `MLA_CHECK_NVRTC` to a libnvrtc.so or its folder 
 Without it these tests do nothing and say so; with `MLA_CHECK_REQUIRE_NVRTC=1` they fail.
 */
 
-#[path = "common/compiler.rs"]
-mod compiler;
+#[path = "common/nvrtc.rs"]
+mod environment;
 
-use compiler::nvrtc;
+use environment::nvrtc;
 use mla_check::nvrtc::stamp::{self, Stamp};
 use mla_check::nvrtc::{Options, PINNED, Problem, Source, Target};
 use std::path::Path;

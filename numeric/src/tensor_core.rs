@@ -19,7 +19,10 @@ Operands are float32 values that a 16-bit format or TF32 holds; further signific
 does with float32 given as TF32.
 */
 
+mod tile;
+
 use crate::DType;
+pub use tile::COLUMNS;
 
 /// What every NaN becomes.
 const NAN: f32 = f32::from_bits(0x7fff_ffff);
@@ -177,24 +180,8 @@ impl Unit {
             .fold(acc, |acc, (a, b)| self.sum(acc, a.iter().copied().zip(b.iter().copied())))
     }
 
-    /// See [`TensorCore::lanes`].
+    /// See [`TensorCore::lanes`]. For any number of columns and any processor; [`tile`](Unit::tile) is faster.
     pub fn lanes<const L: usize>(&self, acc: &mut [f32; L], w: &[f32], x: &[[f32; L]]) {
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor was just asked.
-            return unsafe { self.lanes_avx2(acc, w, x) };
-        }
-        self.lanes_here(acc, w, x)
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2")]
-    fn lanes_avx2<const L: usize>(&self, acc: &mut [f32; L], w: &[f32], x: &[[f32; L]]) {
-        self.lanes_here(acc, w, x)
-    }
-
-    #[inline(always)]
-    fn lanes_here<const L: usize>(&self, acc: &mut [f32; L], w: &[f32], x: &[[f32; L]]) {
         let n = self.core.block.max(1);
         // Sums of whole numbers must fit an i32: block · 4 · 2^bits, where the factor 4 is never reached.
         let fits = n.checked_mul(4 << self.core.bits.min(32)).is_some_and(|most| most <= 1 << 31);

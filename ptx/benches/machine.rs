@@ -62,12 +62,20 @@ fn mma(b: Bencher, checks: bool) {
 
 #[divan::bench(args = [false, true])]
 fn decode_16_heads_256_tokens(b: Bencher, checks: bool) {
-    let m = load("mla_compute_120");
-    b.bench_local(|| mla::decode_only(&m, 256, &options(checks)));
+    whole(b, mla::decode_only(256), checks);
 }
 
 #[divan::bench(args = [false, true])]
 fn gemm_70_96_160(b: Bencher, checks: bool) {
+    whole(b, mla::gemm_ready([70, 96, 160]), checks);
+}
+
+#[divan::bench(args = [false, true])]
+fn gemm_64_256_512(b: Bencher, checks: bool) {
+    whole(b, mla::gemm_ready([64, 256, 512]), checks);
+}
+
+fn whole(b: Bencher, mut ready: mla::Ready, checks: bool) {
     let m = load("mla_compute_120");
-    b.bench_local(|| mla::gemm(&m, [70, 96, 160], &options(checks)).words);
+    b.bench_local(|| ready.go(&m, &options(checks)));
 }

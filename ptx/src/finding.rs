@@ -158,6 +158,8 @@ pub struct Finding {
     pub line: u32,
     /// Line of the source by `.loc`, 0 where the PTX has none.
     pub source_line: u32,
+    /// Name of that source by `.file`, empty where the PTX has none.
+    pub source_file: String,
     /// The first block that did it.
     pub block: [u32; 3],
     /// The first warp of it.
@@ -170,12 +172,32 @@ pub struct Finding {
     pub count: u64,
 }
 
+/// `" of NAME"`, nothing without a name.
+struct Of<'a>(&'a str);
+
+impl fmt::Display for Of<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, " of {}", self.0) }
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Finding { kind, kernel, line, source_line, block: [x, y, z], warp, lanes, detail, count } = self;
+        let Finding {
+            kind,
+            kernel,
+            line,
+            source_line,
+            source_file,
+            block: [x, y, z],
+            warp,
+            lanes,
+            detail,
+            count,
+        } = self;
         write!(f, "{kind} in {kernel}, PTX line {line}")?;
         if *source_line != 0 {
-            write!(f, " (source line {source_line})")?;
+            write!(f, " (source line {source_line}{})", Of(source_file))?;
         }
         write!(f, ", block ({x}, {y}, {z}), warp {warp}, lanes {lanes:#010x}, {count} times: {detail}")
     }

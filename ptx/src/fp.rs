@@ -160,7 +160,8 @@ pub fn half_op(h: Half, mode: HalfMode, a: [u16; 3], f: impl Fn(f64, f64, f64) -
     let a = a.map(|x| h.value(if mode.ftz { h.flush(x) } else { x }));
     let mut v = f(a[0], a[1], a[2]);
     if mode.sat {
-        v = if v.is_nan() { 0.0 } else { v.clamp(0.0, 1.0) };
+        // As float32's: NaN and -0 become +0.
+        v = if v > 0.0 { v.min(1.0) } else { 0.0 };
     }
     if mode.relu && v < 0.0 {
         v = 0.0;
@@ -193,6 +194,19 @@ pub fn e4m3(v: f64) -> u8 {
 /// The value of E4M3 bits.
 pub fn e4m3_value(bits: u8) -> f64 {
     DType::E4m3.from_bits(u64::from(bits))
+}
+
+/// The values of all E4M3 bit patterns.
+pub static E4M3: std::sync::LazyLock<[f32; 256]> =
+    std::sync::LazyLock::new(|| std::array::from_fn(|bits| e4m3_value(bits as u8) as f32));
+
+/// The value of f16 bits; infinities and NaN are float32's.
+#[inline(always)]
+pub fn f16_value(bits: u16) -> f32 {
+    let (sign, rest) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff) << 13);
+    // The exponent field moves to float32's place; 2^112 makes up for the bias.
+    let finite = (f32::from_bits(rest) * f32::from_bits((127 + 112) << 23)).to_bits();
+    f32::from_bits(sign | if rest < 0x7c00 << 13 { finite } else { 0x7f80_0000 | rest & 0x7f_ffff })
 }
 
 /// TF32 by `cvt.rna`: nearest, ties away from zero; the low 13 bits are zero.

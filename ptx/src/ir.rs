@@ -215,8 +215,8 @@ pub struct Inst {
     pub offset: i64,
     pub offset2: i64,
     pub line: u32,
-    /// Line of the source by `.loc`; 0 where there is none.
-    pub source: u32,
+    /// File and line of the source by `.loc`; 0 where there is none.
+    pub source: (u32, u32),
 }
 
 /// A parameter of a kernel.

@@ -170,7 +170,7 @@ pub fn launch(
     } else {
         (0..blocks).into_par_iter().map(one).reduce(none, merge)
     };
-    let mut findings = lines(program, grid, found);
+    let mut findings = lines(module, program, grid, found);
     let ended = findings.iter().any(|f| f.kind.check().is_none() && f.kind != Kind::Operand);
     if options.checks.has(Check::Outputs) && !ended {
         findings.extend(unwritten(program, memory, &outputs));
@@ -197,17 +197,20 @@ fn merge((mut a, n): (Found, Counts), (b, m): (Found, Counts)) -> (Found, Counts
     (a, n.add(m))
 }
 
-fn lines(p: &Program, grid: [u32; 3], found: Found) -> Vec<Finding> {
+fn lines(module: &Module, p: &Program, grid: [u32; 3], found: Found) -> Vec<Finding> {
     let [x, y, _] = grid;
     found
         .into_iter()
         .map(|((kind, pc), s)| {
-            let (line, source_line) = p.code.get(pc as usize).map_or((0, 0), |i| (i.line, i.source));
+            let (line, (file, source_line)) =
+                p.code.get(pc as usize).map_or((0, (0, 0)), |i| (i.line, i.source));
+            let source = module.sources.iter().find(|(n, _)| *n == file && source_line != 0);
             Finding {
                 kind,
                 kernel: p.name.clone(),
                 line,
                 source_line,
+                source_file: source.map_or(String::new(), |(_, name)| name.clone()),
                 block: [s.block % x, s.block / x % y, s.block / x / y],
                 warp: s.warp,
                 lanes: s.lanes,
@@ -228,6 +231,7 @@ fn unwritten(p: &Program, memory: &Memory, outputs: &[Address]) -> Vec<Finding> 
                 kernel: p.name.clone(),
                 line: 0,
                 source_line: 0,
+                source_file: String::new(),
                 block: [0; 3],
                 warp: 0,
                 lanes: 0,

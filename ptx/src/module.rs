@@ -13,6 +13,8 @@ pub struct Module {
     target: String,
     pub(crate) sm: u32,
     pub(crate) image: Vec<u8>,
+    /// Names of sources by the numbers that `.loc` uses.
+    pub(crate) sources: Vec<(u32, String)>,
     kernels: BTreeMap<String, Lowered>,
     issues: Vec<Issue>,
 }
@@ -92,7 +94,15 @@ impl Module {
         }
         let (scope, image) = lower::module(&file, sm, &mut issues);
         let kernels = lower::kernels(&file, &scope);
-        Ok(Module { version: file.version.clone(), target: file.target.clone(), sm, image, kernels, issues })
+        Ok(Module {
+            version: file.version,
+            target: file.target,
+            sm,
+            image,
+            sources: file.sources,
+            kernels,
+            issues,
+        })
     }
 
     /// `.version`.

@@ -10,7 +10,7 @@ use mla_ptx::{Arg, Memory, Module, Options, launch};
 
 const THREADS: usize = 256;
 
-const POOL: [u64; 28] = [
+const POOL: [u64; 29] = [
     0,
     1,
     2,
@@ -39,6 +39,8 @@ const POOL: [u64; 28] = [
     0x3c00_3c00,
     0x7c00_fc00,
     0x42f7_0000_c2f6_0000,
+    // bf16 -127, -128: powers of two that are subnormal.
+    0xc2fe_c300,
 ];
 
 fn inputs(seed: u64) -> Vec<[u64; 4]> {
@@ -535,4 +537,246 @@ fn half_max(x: u64, y: u64) -> u64 {
     } else {
         x
     }
+}
+
+/// Values of a half format, and rounding to it once.
+#[derive(Clone, Copy)]
+struct Format {
+    name: &'static str,
+    of: fn(u64) -> f64,
+    round: fn(f64) -> u64,
+    /// Bits of the exponent field.
+    exponent: u64,
+}
+const F16: Format = Format { name: "f16", of: of_f16, round: f16, exponent: 0x7c00 };
+const BF16: Format = Format { name: "bf16", of: |h| f64::from(f(h << 16)), round: bf16_of, exponent: 0x7f80 };
+
+impl Format {
+    /// a + b rounded once. The float64 sum is rounded already; that matters where it lies on a midpoint of the format, and
+    /// then what it lost says on which side the sum is.
+    fn sum(self, a: f64, b: f64) -> u64 {
+        let s = a + b;
+        if !s.is_finite() {
+            return (self.round)(s);
+        }
+        let lost = (a - (s - (s - a))) + (b - (s - a));
+        let midpoint = (self.round)(s.next_down()) != (self.round)(s.next_up());
+        (self.round)(match lost {
+            l if midpoint && l > 0.0 => s.next_up(),
+            l if midpoint && l < 0.0 => s.next_down(),
+            _ => s,
+        })
+    }
+    /// Subnormals to zero.
+    fn flush(self, h: u64) -> u64 {
+        if h & self.exponent == 0 { h & 0x8000 } else { h }
+    }
+    /// The form and its packed twin.
+    fn both(self, form: &str, sources: usize, g: impl Fn(u64, u64, u64) -> u64) {
+        let name = self.name;
+        check(&format!("{form}.{name}"), ["", "h>h", "hh>h", "hhh>h"][sources], |a, b, c, _| g(a, b, c));
+        check(&format!("{form}.{name}x2"), ["", "w>w", "ww>w", "www>w"][sources], |a, b, c, _| {
+            let low = |v: u64| v & 0xffff;
+            g(a >> 16, b >> 16, c >> 16) << 16 | g(low(a), low(b), low(c))
+        });
+    }
+    /// min, by `less`: the operand that is a number, -0 below +0.
+    fn least(self, a: u64, b: u64, sign: f64, nan: bool) -> u64 {
+        let (x, y) = (sign * (self.of)(a), sign * (self.of)(b));
+        match (x.is_nan(), y.is_nan()) {
+            (true, true) => 0x7fff,
+            (true, _) | (_, true) if nan => 0x7fff,
+            (true, _) => b,
+            (_, true) => a,
+            _ if x < y || x == y && x.is_sign_negative() => a,
+            _ => b,
+        }
+    }
+}
+
+/// Clamped to [0, 1], NaN to 0.
+fn saturated(h: u64) -> u64 {
+    let v = of_f16(h);
+    if v.is_nan() || v <= 0.0 { 0 } else { f16(v.min(1.0)) }
+}
+
+#[test]
+fn half_add_sub_mul() {
+    for t in [F16, BF16] {
+        for rn in ["", ".rn"] {
+            t.both(&format!("add{rn}"), 2, |a, b, _| t.sum((t.of)(a), (t.of)(b)));
+            t.both(&format!("sub{rn}"), 2, |a, b, _| t.sum((t.of)(a), -(t.of)(b)));
+            t.both(&format!("mul{rn}"), 2, |a, b, _| (t.round)((t.of)(a) * (t.of)(b)));
+        }
+    }
+}
+#[test]
+fn half_fma() {
+    for t in [F16, BF16] {
+        let fma = move |a: u64, b: u64, c: u64| t.sum((t.of)(a) * (t.of)(b), (t.of)(c));
+        t.both("fma.rn", 3, fma);
+        t.both(
+            "fma.rn.relu",
+            3,
+            move |a, b, c| {
+                if (t.of)(a) * (t.of)(b) + (t.of)(c) < 0.0 { 0 } else { fma(a, b, c) }
+            },
+        );
+    }
+}
+#[test]
+fn half_flushed() {
+    let t = F16;
+    let v = move |h: u64| of_f16(t.flush(h));
+    t.both("add.ftz", 2, move |a, b, _| t.flush(t.sum(v(a), v(b))));
+    t.both("sub.rn.ftz", 2, move |a, b, _| t.flush(t.sum(v(a), -v(b))));
+    t.both("mul.ftz", 2, move |a, b, _| t.flush(f16(v(a) * v(b))));
+    t.both("fma.rn.ftz", 3, move |a, b, c| t.flush(t.sum(v(a) * v(b), v(c))));
+}
+#[test]
+fn half_saturated() {
+    let t = F16;
+    t.both("add.sat", 2, move |a, b, _| saturated(t.sum(of_f16(a), of_f16(b))));
+    t.both("mul.sat", 2, |a, b, _| saturated(f16(of_f16(a) * of_f16(b))));
+    t.both("fma.rn.sat", 3, move |a, b, c| saturated(t.sum(of_f16(a) * of_f16(b), of_f16(c))));
+}
+#[test]
+fn half_least_and_greatest() {
+    for t in [F16, BF16] {
+        t.both("min", 2, move |a, b, _| t.least(a, b, 1.0, false));
+        t.both("max", 2, move |a, b, _| t.least(a, b, -1.0, false));
+        t.both("min.NaN", 2, move |a, b, _| t.least(a, b, 1.0, true));
+        t.both("max.NaN", 2, move |a, b, _| t.least(a, b, -1.0, true));
+        t.both("neg", 1, |a, _, _| a ^ 0x8000);
+        t.both("abs", 1, |a, _, _| a & 0x7fff);
+    }
+}
+/// The standard library's functions: their error of an ulp of float64 is far below the distance of these arguments' results
+/// from a midpoint of the format.
+#[test]
+fn half_functions() {
+    for t in [F16, BF16] {
+        t.both("tanh.approx", 1, move |a, _, _| (t.round)((t.of)(a).tanh()));
+    }
+    F16.both("ex2.approx", 1, |a, _, _| f16(of_f16(a).exp2()));
+    let t = BF16;
+    t.both("ex2.approx.ftz", 1, move |a, _, _| t.flush(bf16_of((t.of)(t.flush(a)).exp2())));
+}
+#[test]
+fn half_and_float() {
+    check("add.f32.f16", "hw>F", |a, c, _, _| b(of_f16(a) as f32 + f(c)));
+    check("add.rn.f32.bf16", "hw>F", |a, c, _, _| b(f(a << 16) + f(c)));
+}
+
+/// A whole number as float32 in a direction, by comparison of whole numbers with the neighbours.
+fn whole_toward(v: i128, up: i32) -> u64 {
+    let near = v as f32;
+    // Beyond i128 for no argument of 64 bits.
+    let exact = near as i128;
+    b(match (up, exact.cmp(&v)) {
+        (1, std::cmp::Ordering::Less) => near.next_up(),
+        (-1, std::cmp::Ordering::Greater) => near.next_down(),
+        (0, std::cmp::Ordering::Greater) if v > 0 => near.next_down(),
+        (0, std::cmp::Ordering::Less) if v < 0 => near.next_up(),
+        _ => near,
+    })
+}
+
+#[test]
+fn whole_to_float_in_every_direction() {
+    for (r, up) in [("rz", 0), ("rm", -1), ("rp", 1)] {
+        check(&format!("cvt.{r}.f32.s64"), "d>w", |x, _, _, _| whole_toward(i128::from(x as i64), up));
+        check(&format!("cvt.{r}.f32.u64"), "d>w", |x, _, _, _| whole_toward(i128::from(x), up));
+        check(&format!("cvt.{r}.f32.s32"), "w>w", |x, _, _, _| whole_toward(i128::from(s(x)), up));
+        check(&format!("cvt.{r}.f32.u32"), "w>w", |x, _, _, _| whole_toward(i128::from(x), up));
+        check(&format!("cvt.{r}.f32.u8"), "w>w", |x, _, _, _| whole_toward(i128::from(x & 255), up));
+    }
+    check("cvt.rn.f32.s8", "w>w", |x, _, _, _| b(f32::from(x as i8)));
+    check("cvt.rn.f64.u64", "d>d", |x, _, _, _| (x as f64).to_bits());
+    check("cvt.rn.f16.s32", "w>h", |x, _, _, _| f16(f64::from(s(x))));
+    check("cvt.rn.f16.u16", "h>h", |x, _, _, _| f16(x as f64));
+    check("cvt.rn.bf16.u32", "w>h", |x, _, _, _| bf16_of(x as f64));
+}
+#[test]
+fn halves_to_whole() {
+    check("cvt.rzi.s32.f16", "h>w", |x, _, _, _| of_f16(x).trunc() as i32 as u64);
+    check("cvt.rni.u16.f16", "h>h", |x, _, _, _| of_f16(x).round_ties_even() as u16 as u64);
+    check("cvt.rmi.s64.bf16", "h>d", |x, _, _, _| f(x << 16).floor() as i64 as u64);
+    check("cvt.rpi.u32.bf16", "h>w", |x, _, _, _| u64::from(f(x << 16).ceil() as u32));
+    check("cvt.rpi.ftz.s32.f32", "w>w", |x, _, _, _| z(x).ceil() as i32 as u64);
+    check("cvt.rni.u64.f64", "d>d", |x, _, _, _| d(x).round_ties_even() as u64);
+}
+#[test]
+fn floats_to_whole_floats() {
+    check("cvt.rpi.f32.f32", "w>F", |x, _, _, _| b(f(x).ceil()));
+    check("cvt.rmi.ftz.f32.f32", "w>F", |x, _, _, _| zb(z(x).floor()));
+    check("cvt.rzi.f64.f64", "d>D", |x, _, _, _| d(x).trunc().to_bits());
+    check("cvt.rni.f16.f16", "h>h", |x, _, _, _| f16(of_f16(x).round_ties_even()));
+    check("cvt.rpi.f16.f16", "h>h", |x, _, _, _| f16(of_f16(x).ceil()));
+    check("cvt.rm.f32.f64", "d>F", |x, _, _, _| directed(d(x), -1));
+    check("cvt.rp.f32.f64", "d>F", |x, _, _, _| directed(d(x), 1));
+}
+/// The float32 on a side of a float64.
+fn directed(v: f64, up: i32) -> u64 {
+    let near = v as f32;
+    b(match up {
+        1 if f64::from(near) < v => near.next_up(),
+        -1 if f64::from(near) > v => near.next_down(),
+        _ => near,
+    })
+}
+/// Toward zero: the largest of the format that is not beyond, by trying the nearest and the one below it.
+fn truncated(t: Format, v: f64) -> u64 {
+    let near = (t.round)(v);
+    if v.is_finite() && (t.of)(near).abs() > v.abs() { near - 1 } else { near }
+}
+#[test]
+fn float_to_halves() {
+    let relu = |v: f32| if v < 0.0 { 0.0 } else { v };
+    check("cvt.rz.f16.f32", "w>h", |x, _, _, _| truncated(F16, f64::from(f(x))));
+    check("cvt.rz.bf16.f32", "w>h", |x, _, _, _| truncated(BF16, f64::from(f(x))));
+    check("cvt.rz.bf16x2.f32", "ww>w", |x, y, _, _| {
+        truncated(BF16, f64::from(f(x))) << 16 | truncated(BF16, f64::from(f(y)))
+    });
+    check("cvt.rn.relu.bf16.f32", "w>h", |x, _, _, _| bf16(relu(f(x))));
+    check("cvt.rn.relu.f16.f32", "w>h", |x, _, _, _| f16(f64::from(relu(f(x)))));
+    check("cvt.rn.relu.f16x2.f32", "ww>w", |x, y, _, _| {
+        f16(f64::from(relu(f(x)))) << 16 | f16(f64::from(relu(f(y))))
+    });
+    check("cvt.rn.relu.bf16x2.f32", "ww>w", |x, y, _, _| bf16(relu(f(x))) << 16 | bf16(relu(f(y))));
+    check("cvt.rn.satfinite.f16.f32", "w>h", |x, _, _, _| f16(f64::from(f(x).clamp(-65504.0, 65504.0))));
+    check("cvt.rn.satfinite.bf16.f32", "w>h", |x, _, _, _| {
+        let most = f(0x7f7f_0000);
+        bf16(f(x).clamp(-most, most))
+    });
+    check("cvt.rn.ftz.f16.f32", "w>h", |x, _, _, _| f16(f64::from(z(x))));
+    check("cvt.rn.f16.f64", "d>h", |x, _, _, _| f16(d(x)));
+    check("cvt.rn.bf16.f16", "h>h", |x, _, _, _| bf16_of(of_f16(x)));
+    check("cvt.rn.f16.bf16", "h>h", |x, _, _, _| f16(f64::from(f(x << 16))));
+}
+#[test]
+fn halves_to_float() {
+    check("cvt.f64.f16", "h>D", |x, _, _, _| of_f16(x).to_bits());
+    check("cvt.sat.f32.f16", "h>w", |x, _, _, _| {
+        let v = of_f16(x) as f32;
+        b(if v > 0.0 { v.min(1.0) } else { 0.0 })
+    });
+    check("cvt.ftz.f64.f32", "w>D", |x, _, _, _| f64::from(z(x)).to_bits());
+    check("cvt.rn.f16x2.e4m3x2", "h>w", |x, _, _, _| {
+        // No infinity: 0x7f is NaN, the exponent field is that of 2^(e - 7).
+        let half = |v: u64| {
+            let (e, m) = ((v >> 3 & 15) as i32, (v & 7) as f64);
+            let a = if e == 0 { m * 2f64.powi(-9) } else { (1.0 + m / 8.0) * 2f64.powi(e - 7) };
+            if v & 0x7f == 0x7f { 0x7fff } else { f16(if v & 0x80 != 0 { -a } else { a }) }
+        };
+        half(x >> 8) << 16 | half(x & 255)
+    });
+    check("cvt.rn.satfinite.e4m3x2.f16x2", "w>h", |x, _, _, _| {
+        let byte = |h: u64| small(of_f16(h) as f32, 3, 7, 448.0);
+        byte(x >> 16) << 8 | byte(x & 0xffff)
+    });
+    check("cvt.rn.satfinite.e5m2x2.f16x2", "w>h", |x, _, _, _| {
+        let byte = |h: u64| small(of_f16(h) as f32, 2, 15, 57344.0);
+        byte(x >> 16) << 8 | byte(x & 0xffff)
+    });
 }

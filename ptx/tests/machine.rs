@@ -199,6 +199,70 @@ fn functions_are_copied_in() {
     assert!((0..32).all(|t| got[t] == if t > 20 { 1 } else { 2 * t as u32 }));
 }
 #[test]
+fn printf_prints_nothing_and_assertions_trap() {
+    let text = format!(
+        "{HEAD}.extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 v);
+         .extern .func __assertfail(.param .b64 a, .param .b32 line);
+         .visible .entry k(.param .u64 a, .param .u64 b) {{ .reg .b32 %r<4>; .reg .b64 %d<4>; .reg .pred %p;
+         ld.param.u64 %d1, [b]; ld.param.u64 %d3, [a]; mov.u32 %r1, %tid.x; mad.wide.u32 %d2, %r1, 4, %d1;
+         {{ .param .b64 p0; st.param.b64 [p0], %d1; .param .b64 p1; st.param.b64 [p1], %d1; .param .b32 r0;
+            st.param.b32 [r0], %r1; call.uni (r0), vprintf, (p0, p1); ld.param.b32 %r2, [r0]; }}
+         add.u32 %r2, %r2, 7; st.global.u32 [%d2], %r2; ld.global.u32 %r3, [%d3]; setp.ne.u32 %p, %r3, 0; @%p bra OK;
+         {{ .param .b64 q0; st.param.b64 [q0], %d1; .param .b32 q1; st.param.b32 [q1], %r1;
+            call.uni __assertfail, (q0, q1); }}
+         OK: ret; }}"
+    );
+    let m = Module::parse(&text).unwrap();
+    assert_eq!(clean(&m, 32, &[1], 32), [7; 32]);
+    let mut mem = Memory::new();
+    let (zero, out) = (mem.alloc_from(&[0; 4]).unwrap(), mem.alloc(128).unwrap());
+    let args = [Arg::Pointer(zero), Arg::Pointer(out)];
+    let o = launch(&m, "k", [1; 3], [32, 1, 1], 0, &args, &mut mem, &Options::default()).unwrap();
+    assert_eq!(o.findings.iter().map(|f| f.kind).collect::<Vec<_>>(), [Kind::Trap]);
+}
+#[test]
+fn isspacep_global() {
+    let m = kernel(
+        16,
+        ".local .align 8 .b8 buf[8]; mov.u64 %d1, buf; cvta.local.u64 %d2, %d1; mov.u64 %d3, sm; cvta.shared.u64 %d4, %d3;
+         isspacep.global %p1, %d2; isspacep.global %p2, %d4; isspacep.global %p3, %in; selp.b32 %r1, 1, 0, %p1;
+         selp.b32 %r2, 2, 0, %p2; selp.b32 %r3, 4, 0, %p3; or.b32 %r1, %r1, %r2; or.b32 %r1, %r1, %r3;
+         st.global.u32 [%out], %r1;",
+    );
+    assert_eq!(clean(&m, 32, &words(32, 1), 32), [4; 32]);
+}
+/// libcu++ puts the operation first.
+#[test]
+fn atomics_with_modifiers_in_another_order() {
+    for form in
+        ["red.add.global.relaxed.gpu.u32", "red.add.relaxed.gpu.u32", "red.relaxed.gpu.global.add.u32"]
+    {
+        let m = kernel(
+            16,
+            &format!(
+                "mov.u32 %r1, 0; st.global.u32 [%out], %r1; bar.sync 0; mul.wide.u32 %d1, %t, 4; sub.u64 %d2, %out, %d1;
+                 bar.warp.sync -1; {form} [%d2], %t;"
+            ),
+        );
+        let got = clean(&m, 32, &[0], 32);
+        assert_eq!((got[0], got[1]), (31 * 32 / 2, 0), "{form}");
+    }
+    for form in ["atom.const.add.u32", "atom.local.add.u32", "atom.add.gpu.add.u32", "atom.global.u32"] {
+        let text = format!(
+            "{HEAD}.visible .entry k(.param .u64 a) {{ .reg .b32 %r<4>; .reg .b64 %d; ld.param.u64 %d, [a];
+            mov.u32 %r1, 1; {form} %r2, [%d], %r1; ret; }}"
+        );
+        assert!(Module::parse(&text).is_err(), "{form}");
+    }
+}
+/// As cuda_fp16.h declares the registers of its inline assembly.
+#[test]
+fn register_declarations_without_a_space() {
+    lanes("{ .reg.b32 f; .reg.b16 h; mov.b32 f, %r0; cvt.u16.u32 h, f; cvt.u32.u16 %r1, h; }", |x, l| {
+        x[l] & 0xffff
+    });
+}
+#[test]
 fn structures_by_value_and_module_variables() {
     let text = format!(
         "{HEAD}.global .align 4 .u32 table[3] = {{5, 6, 7}}; .const .align 8 .u64 where = table+4;
@@ -401,6 +465,12 @@ fn ldmatrix_x4() {
 #[test]
 fn ldmatrix_x4_transposed() {
     load_matrix("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", 4, true);
+}
+/// As much code in use has it.
+#[test]
+fn ldmatrix_with_the_number_before_the_shape() {
+    load_matrix("ldmatrix.sync.aligned.x4.m8n8.shared.b16", 4, false);
+    load_matrix("ldmatrix.sync.aligned.x2.trans.m8n8.shared.b16", 2, true);
 }
 #[test]
 fn stmatrix_undoes_ldmatrix() {

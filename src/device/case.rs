@@ -300,6 +300,13 @@ pub struct Written {
     pub digest: String,
 }
 
+impl Written {
+    /// Whether the first values are all that there are.
+    pub fn is_whole(&self) -> bool {
+        self.first.len() as u64 * self.dtype.bytes() == self.bytes
+    }
+}
+
 impl BufferText {
     fn memory(
         self,

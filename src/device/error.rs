@@ -1,40 +1,18 @@
 /*! Why a device did not do what it was asked: what, where, what to do. */
 
+use std::borrow::Cow;
 use std::fmt;
 
-/// A device refused or broke.
-#[derive(Debug)]
-pub struct Error {
-    inner: Box<(Problem, String)>,
-}
+/// A device refused or broke, at a kernel, an argument or a buffer.
+pub type Error = crate::problem::Error<Problem>;
 
 impl Error {
-    /// This problem at this place: a kernel, an argument, a buffer.
-    pub fn new(problem: Problem, place: impl Into<String>) -> Error {
-        Error { inner: Box::new((problem, place.into())) }
-    }
-    /// What is wrong.
-    pub fn problem(&self) -> &Problem {
-        &self.inner.0
-    }
-    /// Where.
-    pub fn place(&self) -> &str {
-        &self.inner.1
-    }
     /// Whether it is the device that is missing, rather than a launch or a kernel that is wrong.
     pub fn is_unavailable(&self) -> bool {
         use Problem::*;
         matches!(self.problem(), NoDriver | Stub | OldDriver { .. } | NoDevice { .. } | Ordinal { .. })
     }
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}\n  where: {}\n  do: {}", self.problem(), self.place(), self.problem().advice())
-    }
-}
-
-impl std::error::Error for Error {}
 
 /// Which end of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,10 +88,10 @@ pub enum Problem {
     Call { call: &'static str, why: String },
 }
 
-impl Problem {
-    fn advice(&self) -> &'static str {
+impl crate::problem::Problem for Problem {
+    fn advice(&self) -> Cow<'static, str> {
         use Problem::*;
-        match self {
+        Cow::Borrowed(match self {
             Memory { .. } => {
                 "take a smaller batch or fewer layers, or free the device's memory of other programs"
             }
@@ -151,6 +129,6 @@ impl Problem {
             }
             Ordinal { .. } => "name one that `mla-check devices` lists",
             Call { .. } => "see the driver's message; `mla-check devices` shows what is there",
-        }
+        })
     }
 }

@@ -1,27 +1,12 @@
 /*! Why code could not be compiled: what, where, what to do. */
 
 use super::version::{PINNED, Version};
-use std::fmt;
+use std::borrow::Cow;
 
-/// NVRTC is not there, or did not compile.
-#[derive(Debug)]
-pub struct Error {
-    inner: Box<(Problem, String)>,
-}
+/// NVRTC is not there, or did not compile; the place is a file, a library or an environment variable.
+pub type Error = crate::problem::Error<Problem>;
 
 impl Error {
-    /// This problem at this place: a file, a library, an environment variable.
-    pub fn new(problem: Problem, place: impl Into<String>) -> Error {
-        Error { inner: Box::new((problem, place.into())) }
-    }
-    /// What is wrong.
-    pub fn problem(&self) -> &Problem {
-        &self.inner.0
-    }
-    /// Where.
-    pub fn place(&self) -> &str {
-        &self.inner.1
-    }
     /// Whether it is the compiler that is missing, rather than code or options that are wrong.
     pub fn is_unavailable(&self) -> bool {
         use Problem::*;
@@ -31,14 +16,6 @@ impl Error {
         )
     }
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}\n  where: {}\n  do: {}", self.problem(), self.place(), self.problem().advice())
-    }
-}
-
-impl std::error::Error for Error {}
 
 /// What is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -72,11 +49,10 @@ pub enum Problem {
     Cubin { what: String },
 }
 
-impl Problem {
-    /// What the user can do about it.
-    fn advice(&self) -> String {
+impl crate::problem::Problem for Problem {
+    fn advice(&self) -> Cow<'static, str> {
         use Problem::*;
-        match self {
+        Cow::Owned(match self {
             Absent { looked } => format!(
                 "{} (no GPU or driver is needed), or set MLA_CHECK_NVRTC to a libnvrtc.so or its folder; looked in: {}",
                 install(),
@@ -105,7 +81,7 @@ impl Problem {
             Cubin { .. } => {
                 format!("it is damaged, or made by an NVRTC of another layout: compile with NVRTC {PINNED}")
             }
-        }
+        })
     }
 }
 

@@ -130,12 +130,13 @@ impl Block<'_> {
         self.whole_warp(w, x, m, pc)?;
         self.counts.mma += 1;
         let [na, nb] = shape.registers();
-        let mut frag: [V; 10] = [[0; LANES]; 10];
-        for (f, &s) in frag.iter_mut().zip(&x.src).take(na + nb + 4) {
-            *f = w.regs.get32(s);
+        let mut spare = [[0; LANES]; 10];
+        let mut rows = [&[0; LANES]; 10];
+        for ((row, spare), &s) in rows.iter_mut().zip(&mut spare).zip(&x.src) {
+            *row = w.regs.row32(s, spare);
         }
         let core = self.launch.core.unwrap_or_else(|| mma::core_of(self.launch.sm, shape));
-        let d = mma::mma(shape, core, &frag[..na], &frag[na..na + nb], &frag[na + nb..na + nb + 4]);
+        let d = mma::mma(shape, core, &rows[..na], &rows[na..na + nb], &rows[na + nb..na + nb + 4]);
         for (reg, v) in x.dst.iter().zip(&d) {
             w.regs.put32(*reg, m, v);
         }
@@ -152,20 +153,18 @@ impl Block<'_> {
         }
         for (q, &d) in x.dst.iter().enumerate().take(usize::from(count)) {
             let tile = &rows[8 * q..8 * q + 8];
-            let half = |row: usize, col: usize| {
-                u32::from(u16::from_le_bytes([
-                    tile[row & 7][2 * (col & 7)],
-                    tile[row & 7][2 * (col & 7) + 1],
-                ]))
-            };
             let mut out: V = [0; LANES];
-            for (l, o) in out.iter_mut().enumerate() {
-                let (g, c) = (l >> 2, (l & 3) * 2);
-                *o = if transposed {
-                    half(c, g) | half(c + 1, g) << 16
+            for (row, bytes) in tile.iter().enumerate() {
+                if transposed {
+                    // Element `col` of row `row` is half of lane 4 · col + row / 2.
+                    for (col, half) in bytes.as_chunks::<2>().0.iter().enumerate() {
+                        out[4 * col + (row >> 1)] |= u32::from(u16::from_le_bytes(*half)) << (16 * (row & 1));
+                    }
                 } else {
-                    half(g, c) | half(g, c + 1) << 16
-                };
+                    for (to, word) in out[4 * row..].iter_mut().zip(bytes.as_chunks::<4>().0) {
+                        *to = u32::from_le_bytes(*word);
+                    }
+                }
             }
             w.regs.put32(d, !0, &out);
         }

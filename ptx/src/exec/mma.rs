@@ -29,17 +29,6 @@ impl Element {
         }
     }
 
-    #[inline(always)]
-    fn value(self, bits: u32) -> f32 {
-        match self {
-            Element::Bf16 => f32::from_bits(bits << 16),
-            Element::F16 => DType::F16.from_bits(u64::from(bits)) as f32,
-            Element::Tf32 => f32::from_bits(bits),
-            Element::E4m3 => fp::e4m3_value(bits as u8) as f32,
-            Element::E5m2 => fp::e5m2_value(bits as u8) as f32,
-        }
-    }
-
     /// The format whose smallest normal exponent bounds the operands'.
     fn format(self) -> DType {
         match self {
@@ -83,43 +72,95 @@ pub fn core_of(sm: u32, shape: Shape) -> TensorCore {
     }
 }
 
-/// D = A · B + C. `a`, `b`, `c`: registers of the fragments; the result has as many registers as C.
-pub fn mma(shape: Shape, core: TensorCore, a: &[V], b: &[V], c: &[V]) -> [V; 4] {
-    let (mut rows, mut columns, mut acc) = ([[0f32; 32]; 16], [[0f32; 8]; 32], [[0f32; 8]; 16]);
-    let k = usize::from(shape.k).min(32);
-    let (bits, per) = (shape.element.bits(), (32 / shape.element.bits()) as usize);
-    let mask = u32::MAX >> (32 - bits);
-    for (q, v) in a.iter().enumerate() {
-        for (l, &word) in v.iter().enumerate() {
-            let (row, k0) = ((l >> 2) + 8 * (q & 1), (l & 3) * per + 4 * per * (q >> 1));
-            for e in 0..per {
-                rows[row][k0 + e] = shape.element.value(word >> (bits * e as u32) & mask);
+/// How an element is read from its register: the word, which of its elements.
+macro_rules! with_value {
+    ($element:expr, $f:ident::<$per:tt, $k:ident>($($arg:expr),*)) => {
+        match $element {
+            Element::Bf16 => $f::<2, $k>($($arg),*, |w, e| f32::from_bits(w >> (16 * e) << 16)),
+            Element::F16 => $f::<2, $k>($($arg),*, |w, e| fp::f16_value((w >> (16 * e)) as u16)),
+            Element::Tf32 => $f::<1, $k>($($arg),*, |w, _| f32::from_bits(w)),
+            Element::E4m3 => $f::<4, $k>($($arg),*, |w, e| fp::E4M3[(w >> (8 * e) & 0xff) as usize]),
+            Element::E5m2 => $f::<4, $k>($($arg),*, |w, e| fp::f16_value((w >> (8 * e) << 8) as u16)),
+        }
+    };
+}
+
+/// One register of an A fragment: the four words of each group of lanes are successive elements, from `k0`, of a row.
+#[inline(always)]
+fn rows<const PER: usize, const K: usize>(
+    v: &V,
+    out: &mut [[f32; K]],
+    k0: usize,
+    value: impl Fn(u32, u32) -> f32,
+) {
+    for (words, row) in v.as_chunks::<4>().0.iter().zip(out) {
+        for (&word, to) in words.iter().zip(row[k0..].as_chunks_mut::<PER>().0) {
+            for (e, to) in to.iter_mut().enumerate() {
+                *to = value(word, e as u32);
             }
         }
+    }
+}
+
+/// One register of a B fragment: the same for a column.
+#[inline(always)]
+fn columns<const PER: usize, const K: usize>(
+    v: &V,
+    out: &mut [[f32; 8]; K],
+    k0: usize,
+    value: impl Fn(u32, u32) -> f32,
+) {
+    let mut side_by_side = [[0; 8]; 4];
+    for (n, words) in v.as_chunks::<4>().0.iter().enumerate() {
+        for (to, word) in side_by_side.iter_mut().zip(words) {
+            to[n] = *word;
+        }
+    }
+    for (words, to) in side_by_side.iter().zip(out[k0..].as_chunks_mut::<PER>().0) {
+        for (e, to) in to.iter_mut().enumerate() {
+            for (to, word) in to.iter_mut().zip(words) {
+                *to = value(*word, e as u32);
+            }
+        }
+    }
+}
+
+/// D = A · B + C. `a`, `b`, `c`: registers of the fragments; the result has as many registers as C.
+pub fn mma(shape: Shape, core: TensorCore, a: &[&V], b: &[&V], c: &[&V]) -> [V; 4] {
+    match shape.k {
+        4 => of_k::<4>(shape.element, core, a, b, c),
+        8 => of_k::<8>(shape.element, core, a, b, c),
+        16 => of_k::<16>(shape.element, core, a, b, c),
+        _ => of_k::<32>(shape.element, core, a, b, c),
+    }
+}
+
+fn of_k<const K: usize>(element: Element, core: TensorCore, a: &[&V], b: &[&V], c: &[&V]) -> [V; 4] {
+    // Elements along k that one register of all lanes holds.
+    let step = 4 * (32 / element.bits()) as usize;
+    let (mut w, mut x) = ([[0f32; K]; 16], [[0f32; 8]; K]);
+    for (q, v) in a.iter().enumerate() {
+        with_value!(element, rows::<_, K>(v, &mut w[8 * (q & 1)..], step * (q >> 1)));
     }
     for (q, v) in b.iter().enumerate() {
-        for (l, &word) in v.iter().enumerate() {
-            let (n, k0) = (l >> 2, (l & 3) * per + 4 * per * q);
-            for e in 0..per {
-                columns[k0 + e][n] = shape.element.value(word >> (bits * e as u32) & mask);
-            }
-        }
+        with_value!(element, columns::<_, K>(v, &mut x, step * q));
     }
-    for (q, v) in c.iter().enumerate().take(4) {
-        for (l, &word) in v.iter().enumerate() {
-            acc[(l >> 2) + 8 * (q >> 1)][(l & 3) * 2 + (q & 1)] = f32::from_bits(word);
+    let mut acc = [[0f32; 8]; 16];
+    for (pair, to) in c.as_chunks::<2>().0.iter().zip(acc.as_chunks_mut::<8>().0) {
+        let [even, odd] = pair.map(|v| v.as_chunks::<4>().0);
+        for ((e, o), to) in even.iter().zip(odd).zip(to) {
+            *to = [e[0], o[0], e[1], o[1], e[2], o[2], e[3], o[3]].map(f32::from_bits);
         }
     }
 
-    let unit = core.on(shape.element.format());
-    for (acc, row) in acc.iter_mut().zip(&rows) {
-        unit.lanes(acc, &row[..k], &columns[..k]);
-    }
+    core.on(element.format()).tile(&mut acc, w.as_flattened(), &x);
 
     let mut out = [[0; LANES]; 4];
-    for (q, v) in out.iter_mut().enumerate() {
-        for (l, word) in v.iter_mut().enumerate() {
-            *word = acc[(l >> 2) + 8 * (q >> 1)][(l & 3) * 2 + (q & 1)].to_bits();
+    for (pair, from) in out.as_chunks_mut::<2>().0.iter_mut().zip(acc.as_chunks::<8>().0) {
+        let [even, odd] = pair.each_mut().map(|v| v.as_chunks_mut::<4>().0);
+        for ((e, o), from) in even.iter_mut().zip(odd).zip(from) {
+            let v = from.map(f32::to_bits);
+            (*e, *o) = ([v[0], v[2], v[4], v[6]], [v[1], v[3], v[5], v[7]]);
         }
     }
     out

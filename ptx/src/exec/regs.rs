@@ -115,6 +115,18 @@ impl Regs {
         }
     }
 
+    /// [`get32`](Regs::get32) without a copy where the row is one of 32 bits.
+    #[inline(always)]
+    pub fn row32<'a>(&'a self, s: Reg, spare: &'a mut V) -> &'a V {
+        match s {
+            Reg::R(i) => &self.r[i as usize],
+            s => {
+                *spare = self.get32(s);
+                spare
+            }
+        }
+    }
+
     #[inline(always)]
     pub fn get64(&self, s: Reg) -> W {
         match s {

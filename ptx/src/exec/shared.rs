@@ -13,7 +13,7 @@ The last entry of a clock vector belongs to bulk copies, which no warp writes.
 use crate::finding::{At, Check, Kind, Sink};
 
 /// Last write of a granule: count, warp, lane and two marks in one word.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Cell {
     count: u32,
     warp: u16,
@@ -40,7 +40,7 @@ pub enum Access {
 pub struct Shared {
     pub bytes: Vec<u8>,
     cells: Vec<Cell>,
-    /// Last read by each warp of each granule: count << 6 | lane.
+    /// Last read of each granule by each warp, warp after warp: count << 6 | lane.
     reads: Vec<u32>,
     /// Last atomic of a granule: count, warp; empty until the first.
     atomics: Vec<(u32, u16)>,
@@ -48,6 +48,16 @@ pub struct Shared {
     shift: u32,
     watch: bool,
     races: bool,
+}
+
+/// Whether the write that a cell tells of comes before an access.
+#[inline(always)]
+fn ordered(c: Cell, at: At, clock: &[u32]) -> bool {
+    if u32::from(c.warp) == at.warp {
+        u32::from(c.lane) == at.lane || c.count != clock[at.warp as usize] || c.count == 0
+    } else {
+        c.count <= clock[usize::from(c.warp)]
+    }
 }
 
 impl Shared {
@@ -111,30 +121,46 @@ impl Shared {
     fn check_read(&mut self, sink: &mut Sink, at: At, clock: &[u32], a: usize, n: usize, access: Access) {
         let (first, last) = (a >> self.shift, (a + n - 1) >> self.shift);
         let mine = clock[at.warp as usize];
-        for g in first..=last {
-            let c = self.cells[g];
-            let ordered = if c.warp as u32 == at.warp {
-                c.lane as u32 == at.lane || c.count != mine || c.count == 0
-            } else {
-                c.count <= clock[c.warp as usize]
-            };
-            if c.marks != INITIALISED || !ordered || !self.atomics.is_empty() {
-                self.judge_read(sink, at, clock, g, access);
+        // Neighbours were mostly written together.
+        let mut bad = !self.atomics.is_empty();
+        let mut known = Cell { marks: INITIALISED, ..Cell::default() };
+        for &c in &self.cells[first..=last] {
+            if c != known {
+                bad |= c.marks != INITIALISED || !ordered(c, at, clock);
+                known = c;
             }
+        }
+        if bad {
+            self.judge_reads(sink, at, clock, first..=last, access);
         }
         if !self.races || access == Access::Atomic {
             return;
         }
-        let (warps, w) = (self.warps, at.warp as usize);
         let stamp = mine << 6 | at.lane;
-        for g in first..=last {
-            let r = &mut self.reads[g * warps + w];
-            *r = if *r >> 6 == mine && *r != stamp { mine << 6 | SEVERAL } else { stamp };
+        let own = at.warp as usize * self.cells.len();
+        for r in &mut self.reads[own + first..=own + last] {
+            *r = if (*r >> 6 == mine) & (*r != stamp) { mine << 6 | SEVERAL } else { stamp };
         }
     }
 
     #[cold]
     #[inline(never)]
+    fn judge_reads(
+        &mut self,
+        sink: &mut Sink,
+        at: At,
+        clock: &[u32],
+        granules: std::ops::RangeInclusive<usize>,
+        access: Access,
+    ) {
+        for g in granules {
+            let c = self.cells[g];
+            if c.marks != INITIALISED || !ordered(c, at, clock) || !self.atomics.is_empty() {
+                self.judge_read(sink, at, clock, g, access);
+            }
+        }
+    }
+
     fn judge_read(&mut self, sink: &mut Sink, at: At, clock: &[u32], g: usize, access: Access) {
         let (c, byte) = (self.cells[g], g << self.shift);
         if c.marks & FLYING != 0 {
@@ -225,38 +251,42 @@ impl Shared {
         let (first, last) = (a >> self.shift, (a + n - 1) >> self.shift);
         let (mine, me) = (clock[at.warp as usize], at.warp as usize);
         let marks = if access == Access::Issue { FLYING } else { INITIALISED };
-        for g in first..=last {
-            let c = self.cells[g];
-            let mut clean = c.marks & FLYING == 0 && self.atomics.is_empty() && access != Access::Atomic;
-            if self.races {
-                clean &= if usize::from(c.warp) == me {
-                    u32::from(c.lane) == at.lane || c.count != mine || c.count == 0
-                } else {
-                    c.count <= clock[c.warp as usize]
-                };
-                let reads = &self.reads[g * self.warps..(g + 1) * self.warps];
-                let mut late = false;
-                for (o, (&r, &seen)) in reads.iter().zip(clock).enumerate() {
-                    late |= (r >> 6 > seen) & (o != me);
-                }
-                let own = reads[me];
-                late |= own >> 6 == mine && own & 63 != at.lane && own != 0;
-                clean &= !late;
+        let mut bad = !self.atomics.is_empty() || access == Access::Atomic;
+        let mut known = Cell::default();
+        for &c in &self.cells[first..=last] {
+            if c != known {
+                bad |= c.marks & FLYING != 0 || self.races && !ordered(c, at, clock);
+                known = c;
             }
-            if !clean {
+        }
+        if self.races {
+            let mut late = false;
+            for (o, &seen) in clock[..self.warps].iter().enumerate() {
+                let reads = &self.reads[o * self.cells.len()..][first..=last];
+                if o == me {
+                    late |= reads.iter().any(|&r| r >> 6 == mine && r & 63 != at.lane && r != 0);
+                } else {
+                    late |= reads.iter().fold(false, |late, &r| late | (r >> 6 > seen));
+                }
+            }
+            bad |= late;
+        }
+        if bad {
+            for g in first..=last {
                 self.judge_write(sink, at, clock, g, access);
             }
-            if access == Access::Atomic {
-                if self.atomics.is_empty() {
-                    self.atomics = vec![(0, 0); self.cells.len()];
-                }
-                self.atomics[g] = (mine, at.warp as u16);
-                self.cells[g].marks |= INITIALISED;
-            } else {
-                self.cells[g] = Cell { count: mine, warp: at.warp as u16, lane: at.lane as u8, marks };
-                if let Some(a) = self.atomics.get_mut(g) {
-                    *a = (0, 0);
-                }
+        }
+        if access == Access::Atomic {
+            if self.atomics.is_empty() {
+                self.atomics = vec![(0, 0); self.cells.len()];
+            }
+            self.atomics[first..=last].fill((mine, at.warp as u16));
+            self.cells[first..=last].iter_mut().for_each(|c| c.marks |= INITIALISED);
+        } else {
+            let cell = Cell { count: mine, warp: at.warp as u16, lane: at.lane as u8, marks };
+            self.cells[first..=last].fill(cell);
+            if !self.atomics.is_empty() {
+                self.atomics[first..=last].fill((0, 0));
             }
         }
     }
@@ -301,7 +331,7 @@ impl Shared {
                 });
             }
         }
-        for (o, &r) in self.reads[g * self.warps..(g + 1) * self.warps].iter().enumerate() {
+        for (o, &r) in self.reads[g..].iter().step_by(self.cells.len().max(1)).enumerate() {
             if r == 0 {
                 continue;
             }

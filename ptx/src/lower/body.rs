@@ -3,8 +3,10 @@
 use super::operands::{Names, Symbol};
 use super::{Lowered, Scope, extent};
 use crate::error::Issue;
+use crate::exec::regs::Width;
 use crate::ir::{Inst, Op, Parameter, Program, Reg, Space};
 use crate::text::ast::{Function, Instruction, Operand, Statement};
+use crate::ty::Ty;
 use std::collections::BTreeMap;
 
 /// Instructions that a kernel may have once calls are copied in.
@@ -38,7 +40,7 @@ pub struct Lowerer<'a> {
     usage: Usage,
     function: String,
     calls: Vec<String>,
-    source: u32,
+    source: (u32, u32),
     pub granule: u32,
 }
 
@@ -53,7 +55,7 @@ pub fn kernel(f: &Function, scope: &Scope<'_>) -> Lowered {
         usage: Usage::default(),
         function: f.name.clone(),
         calls: vec![f.name.clone()],
-        source: 0,
+        source: (0, 0),
         granule: 16,
     };
     let (parameters, parameter_bytes) = l.parameters(f);
@@ -129,7 +131,7 @@ impl Lowerer<'_> {
             match s {
                 Statement::Open => self.names.open(true),
                 Statement::Close => self.names.close(),
-                Statement::Location(line) => self.source = *line,
+                Statement::Location(file, line) => self.source = (*file, *line),
                 Statement::Label(name) => {
                     let pc = self.code.len() as u32;
                     self.names.bind(name, Symbol::Label(pc));
@@ -203,6 +205,9 @@ impl Lowerer<'_> {
             return Err("calls through a pointer are not supported".into());
         }
         let Some(&f) = self.names.scope.functions.get(name.as_str()) else {
+            if let Some(system) = System::named(name) {
+                return self.system_call(system, results, guard, i.line);
+            }
             return Err(format!("function `{name}` has no body here"));
         };
         if self.calls.contains(name) || self.calls.len() >= MOST_DEPTH {
@@ -245,6 +250,29 @@ impl Lowerer<'_> {
         let end = self.code.len() as u32;
         for at in self.returns.pop().unwrap_or_default().into_iter().chain(skip) {
             self.code[at].op = Op::Branch(end);
+        }
+        Ok(())
+    }
+
+    /// What `assert` and `printf` in a kernel become.
+    fn system_call(
+        &mut self,
+        system: System,
+        results: &[Operand],
+        guard: Option<(u16, bool)>,
+        line: u32,
+    ) -> Result<(), String> {
+        match (system, results) {
+            (System::Assertion, []) => self.push(Op::Trap, guard, line),
+            (System::Print, [result]) => {
+                let (to, zero) =
+                    (self.names.operand(result, Width::W64)?, self.names.constant(0, Width::W32)?);
+                self.push(Op::Store { space: Space::Local, ty: Ty::B32, count: 1 }, guard, line);
+                if let Some(x) = self.code.last_mut() {
+                    (x.src[0], x.src[1]) = (to, zero);
+                }
+            }
+            _ => return Err("a system call with other results".into()),
         }
         Ok(())
     }
@@ -293,6 +321,25 @@ impl Lowerer<'_> {
     pub fn touches(&mut self, space: Space, bytes: u32) {
         if matches!(space, Space::Shared | Space::Generic) && bytes.is_power_of_two() {
             self.granule = self.granule.min(bytes);
+        }
+    }
+}
+
+/// Functions that the driver provides.
+#[derive(Clone, Copy)]
+enum System {
+    /// A failed `assert`: ends the launch, as a trap does.
+    Assertion,
+    /// `printf`: nothing is printed, and its result is 0 values.
+    Print,
+}
+
+impl System {
+    fn named(name: &str) -> Option<System> {
+        match name {
+            "__assertfail" => Some(System::Assertion),
+            "vprintf" => Some(System::Print),
+            _ => None,
         }
     }
 }

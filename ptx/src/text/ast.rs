@@ -82,8 +82,8 @@ pub enum Statement {
     Instruction(Instruction),
     Open,
     Close,
-    /// `.loc file line column`: the line of the source.
-    Location(u32),
+    /// `.loc file line column`: file and line of the source.
+    Location(u32, u32),
 }
 
 /// `.entry` or `.func`.

@@ -262,26 +262,33 @@ impl<'t> Parser<'t> {
 
     fn declaration(&mut self, external: bool) -> Result<Variable> {
         let line = self.line();
-        let space = match self.word()? {
-            ".reg" => Space::Reg,
-            ".param" => Space::Param,
-            ".global" => Space::Global,
-            ".const" => Space::Const,
-            ".shared" => Space::Shared,
-            ".local" => Space::Local,
-            w => return Err(format!("unknown directive `{w}`")),
+        // `.reg .b32` and, as inline assembly of CUDA's own headers has it, `.reg.b32`.
+        let first = self.word()?;
+        let mut words = first.strip_prefix('.').unwrap_or_default().split('.');
+        let space = match words.next() {
+            Some("reg") => Space::Reg,
+            Some("param") => Space::Param,
+            Some("global") => Space::Global,
+            Some("const") => Space::Const,
+            Some("shared") => Space::Shared,
+            Some("local") => Space::Local,
+            _ => return Err(format!("unknown directive `{first}`")),
         };
         let (mut align, mut ty) = (0, None);
-        while let Some(w) = self.peek_word().strip_prefix('.') {
-            self.at += 1;
-            match w {
-                "align" => align = self.number()?,
-                "ptr" | "global" | "shared" | "const" | "local" => {}
-                w => match Ty::parse(w) {
-                    Some(t) if ty.is_none() => ty = Some(t),
-                    _ => return Err(format!("type or attribute `.{w}`")),
-                },
+        loop {
+            for w in words {
+                match w {
+                    "align" => align = self.number()?,
+                    "ptr" | "global" | "shared" | "const" | "local" => {}
+                    w => match Ty::parse(w) {
+                        Some(t) if ty.is_none() => ty = Some(t),
+                        _ => return Err(format!("type or attribute `.{w}`")),
+                    },
+                }
             }
+            let Some(w) = self.peek_word().strip_prefix('.') else { break };
+            self.at += 1;
+            words = w.split('.');
         }
         let ty = ty.ok_or("a type is missing")?;
         let mut v = Variable {
@@ -382,10 +389,10 @@ impl<'t> Parser<'t> {
         match t.text {
             ".loc" => {
                 self.at += 1;
-                self.number()?;
+                let file = self.number()? as u32;
                 let line = self.number()? as u32;
                 self.skip_line(t.line);
-                out.push(Statement::Location(line));
+                out.push(Statement::Location(file, line));
                 return Ok(());
             }
             ".pragma" => {

@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use super::common::*;
-use mla_ptx::{Arg, Memory, Module, Options, Outcome};
+use mla_ptx::{Address, Arg, Memory, Module, Options, Outcome};
 
 /// What a case gave: outcome of each launch, and the largest error against float64.
 pub struct Run {
@@ -34,45 +34,19 @@ pub fn scale_log2() -> f32 {
 pub const DECODE_SHARED: u32 = (16 * 584 + 2 * 32 * 584 + 16 * 40) * 2 + (16 * 36 + 48) * 4;
 
 /// Decode of 16 heads over `len` tokens in two splits, without looking at the result.
-pub fn decode_only(m: &Module, len: usize, options: &Options) -> Vec<u32> {
-    decode_and(m, len, options, false).words
+pub fn decode_only(len: usize) -> Ready {
+    decode_ready(len).0
 }
 
 /// Decode of 16 heads over `len` tokens in two splits, and the merge where the module has it.
 pub fn decode(m: &Module, len: usize, options: &Options) -> Run {
-    decode_and(m, len, options, true)
-}
-
-fn decode_and(m: &Module, len: usize, options: &Options, judge: bool) -> Run {
-    let (h, splits) = (16usize, 2usize);
-    let pages = len.div_ceil(16);
-    let perm: Vec<u32> = (0..pages).map(|i| ((i * 7 + 3) % (pages + 3)) as u32).collect();
-    let q: Vec<u16> = gauss(h * 576, 1).into_iter().map(bf16).collect();
-    let cache: Vec<u16> = gauss((pages + 3) * 16 * 576, 2).into_iter().map(bf16).collect();
-    let mut mem = Memory::new();
-    let dq = mem.alloc_from(&raw16(&q)).unwrap();
-    let dc = mem.alloc_from(&raw16(&cache)).unwrap();
-    let dt = mem.alloc_from(&raw32(&perm)).unwrap();
-    let dl = mem.alloc_from(&raw32(&[len as u32])).unwrap();
-    let po = mem.alloc((splits * h * 512 * 4) as u64).unwrap();
-    let ml = mem.alloc((splits * h * 2 * 4) as u64).unwrap();
-    let args = [
-        Arg::Pointer(dq),
-        Arg::Pointer(dc),
-        Arg::Pointer(dt),
-        Arg::Pointer(dl),
-        Arg::Output(po),
-        Arg::Output(ml),
-        Arg::U32(h as u32),
-        Arg::U32(pages as u32),
-        Arg::U32(splits as u32),
-        Arg::F32(scale_log2()),
-    ];
-    let mut outcomes =
-        vec![go(m, "mla_decode", [splits as u32, 1, 1], 128, DECODE_SHARED, &args, &mut mem, options)];
+    let (h, splits) = (HEADS, SPLITS);
+    let (mut ready, ml, [q, cache], perm) = decode_ready(len);
+    let mut outcomes = vec![ready.go(m, options)];
+    let Ready { memory: mut mem, output: po, .. } = ready;
     let mut words = read32(&mem, po);
     words.extend(read32(&mem, ml));
-    if !judge || m.kernel("mla_merge").is_none() {
+    if m.kernel("mla_merge").is_none() {
         return Run { outcomes, error: 0.0, words };
     }
     let out = mem.alloc((h * 512 * 2) as u64).unwrap();
@@ -101,6 +75,47 @@ fn decode_and(m: &Module, len: usize, options: &Options, judge: bool) -> Run {
     }
     let got: Vec<f64> = read16(&mem, out).into_iter().map(of_bf16).collect();
     Run { outcomes, error: error(&got, &want), words }
+}
+
+const HEADS: usize = 16;
+const SPLITS: usize = 2;
+
+/// The launch; the second output; queries and cache; pages.
+fn decode_ready(len: usize) -> (Ready, Address, [Vec<u16>; 2], Vec<u32>) {
+    let (h, splits) = (HEADS, SPLITS);
+    let pages = len.div_ceil(16);
+    let perm: Vec<u32> = (0..pages).map(|i| ((i * 7 + 3) % (pages + 3)) as u32).collect();
+    let q: Vec<u16> = gauss(h * 576, 1).into_iter().map(bf16).collect();
+    let cache: Vec<u16> = gauss((pages + 3) * 16 * 576, 2).into_iter().map(bf16).collect();
+    let mut mem = Memory::new();
+    let dq = mem.alloc_from(&raw16(&q)).unwrap();
+    let dc = mem.alloc_from(&raw16(&cache)).unwrap();
+    let dt = mem.alloc_from(&raw32(&perm)).unwrap();
+    let dl = mem.alloc_from(&raw32(&[len as u32])).unwrap();
+    let po = mem.alloc((splits * h * 512 * 4) as u64).unwrap();
+    let ml = mem.alloc((splits * h * 2 * 4) as u64).unwrap();
+    let args = [
+        Arg::Pointer(dq),
+        Arg::Pointer(dc),
+        Arg::Pointer(dt),
+        Arg::Pointer(dl),
+        Arg::Output(po),
+        Arg::Output(ml),
+        Arg::U32(h as u32),
+        Arg::U32(pages as u32),
+        Arg::U32(splits as u32),
+        Arg::F32(scale_log2()),
+    ];
+    let grid = [splits as u32, 1, 1];
+    let ready = Ready {
+        memory: mem,
+        output: po,
+        kernel: "mla_decode",
+        grid,
+        shared: DECODE_SHARED,
+        args: args.into(),
+    };
+    (ready, ml, [q, cache], perm)
 }
 
 /// Causal prefill of `t` tokens and two heads.
@@ -143,24 +158,52 @@ pub fn prefill(m: &Module, t: usize, options: &Options) -> Run {
 }
 
 /// C = A · Wᵀ.
-pub fn gemm(m: &Module, [rows, columns, k]: [usize; 3], options: &Options) -> Run {
-    let a: Vec<u16> = gauss(rows * k, 51).into_iter().map(bf16).collect();
-    let w: Vec<u16> = gauss(columns * k, 52).into_iter().map(bf16).collect();
-    let mut mem = Memory::new();
-    let [da, dw] = [&a, &w].map(|x| mem.alloc_from(&raw16(x)).unwrap());
-    let c = mem.alloc((rows * columns * 4) as u64).unwrap();
-    let [um, un, uk] = [rows, columns, k].map(|v| Arg::U32(v as u32));
-    let args = [Arg::Pointer(da), Arg::Pointer(dw), Arg::Output(c), um, un, uk];
-    let grid = [columns.div_ceil(64) as u32, rows.div_ceil(64) as u32, 1];
-    let o = go(m, "gemm_bf16", grid, 128, 0, &args, &mut mem, options);
+pub fn gemm(m: &Module, shape: [usize; 3], options: &Options) -> Run {
+    let [rows, columns, k] = shape;
+    let [a, w] = gemm_inputs(shape);
+    let mut ready = gemm_ready(shape);
+    let o = ready.go(m, options);
     let mut want = Vec::new();
     for r in 0..rows {
         for n in 0..columns {
             want.push((0..k).map(|i| of_bf16(a[r * k + i]) * of_bf16(w[n * k + i])).sum());
         }
     }
-    let got: Vec<f64> = read_f32(&mem, c).into_iter().map(f64::from).collect();
-    Run { outcomes: vec![o], error: error(&got, &want), words: read32(&mem, c) }
+    let c = ready.output;
+    let got: Vec<f64> = read_f32(&ready.memory, c).into_iter().map(f64::from).collect();
+    Run { outcomes: vec![o], error: error(&got, &want), words: read32(&ready.memory, c) }
+}
+
+fn gemm_inputs([rows, columns, k]: [usize; 3]) -> [Vec<u16>; 2] {
+    [(rows, 51), (columns, 52)].map(|(n, seed)| gauss(n * k, seed).into_iter().map(bf16).collect())
+}
+
+/// A launch whose inputs lie in memory.
+pub struct Ready {
+    pub memory: Memory,
+    pub output: Address,
+    kernel: &'static str,
+    grid: [u32; 3],
+    shared: u32,
+    args: Vec<Arg>,
+}
+
+impl Ready {
+    pub fn go(&mut self, m: &Module, options: &Options) -> Outcome {
+        go(m, self.kernel, self.grid, 128, self.shared, &self.args, &mut self.memory, options)
+    }
+}
+
+pub fn gemm_ready(shape: [usize; 3]) -> Ready {
+    let [rows, columns, _] = shape;
+    let [a, w] = gemm_inputs(shape);
+    let mut mem = Memory::new();
+    let [da, dw] = [&a, &w].map(|x| mem.alloc_from(&raw16(x)).unwrap());
+    let c = mem.alloc((rows * columns * 4) as u64).unwrap();
+    let [um, un, uk] = shape.map(|v| Arg::U32(v as u32));
+    let args = vec![Arg::Pointer(da), Arg::Pointer(dw), Arg::Output(c), um, un, uk];
+    let grid = [columns.div_ceil(64) as u32, rows.div_ceil(64) as u32, 1];
+    Ready { memory: mem, output: c, kernel: "gemm_bf16", grid, shared: 0, args }
 }
 
 /// RMSNorm of 4 rows of 512.

@@ -25,6 +25,7 @@ struct FindingReport {
     kernel: String,
     code: String,
     ptx_line: u32,
+    source_file: Option<String>,
     source_line: Option<u32>,
     block: [u32; 3],
     warp: u32,
@@ -70,11 +71,14 @@ fn shown(e: &impl std::fmt::Display) -> Failure {
 
 fn finding(f: Found) -> FindingReport {
     let Found { code, finding: f } = f;
+    // NVRTC puts the folder it runs in before the name of a source that it was given as text.
+    let file = f.source_file.rsplit('/').next().unwrap_or_default();
     FindingReport {
         kind: f.kind.name(),
         kernel: f.kernel,
         code,
         ptx_line: f.line,
+        source_file: (!file.is_empty()).then(|| file.to_owned()),
         source_line: (f.source_line != 0).then_some(f.source_line),
         block: f.block,
         warp: f.warp,
@@ -101,10 +105,13 @@ impl Launched {
         )];
         for f in &self.findings {
             // 0 is no line: what was never stored has no instruction.
-            let at = match (f.ptx_line, f.source_line) {
-                (0, _) => String::new(),
-                (line, None) => format!(", PTX line {line}"),
-                (line, Some(source)) => format!(", PTX line {line}, source line {source}"),
+            let at = match (f.ptx_line, f.source_line, &f.source_file) {
+                (0, ..) => String::new(),
+                (line, None, _) => format!(", PTX line {line}"),
+                (line, Some(source), None) => format!(", PTX line {line}, source line {source}"),
+                (line, Some(source), Some(file)) => {
+                    format!(", PTX line {line}, source line {source} of {file}")
+                }
             };
             let who = match f.ptx_line {
                 0 => String::new(),
@@ -121,7 +128,7 @@ impl Launched {
             n => format!("  {n} findings"),
         });
         for o in outputs {
-            let more = if o.first.is_empty() { "" } else { ", ..." };
+            let more = if o.is_whole() { "" } else { ", ..." };
             lines.push(format!(
                 "  output {}: {} bytes, digest {}: {}{more}",
                 escape(&o.name),

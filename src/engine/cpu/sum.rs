@@ -23,7 +23,7 @@ use mla_numeric::tensor_core::{TensorCore, Unit};
 use mla_reference::Accumulate;
 
 /// Columns of a product that are summed side by side.
-pub const LANES: usize = 8;
+pub const LANES: usize = mla_numeric::tensor_core::COLUMNS;
 /// One k of a panel of columns.
 pub type Lane = [f32; LANES];
 
@@ -67,11 +67,7 @@ impl Sum {
             return;
         }
         match self {
-            Sum::Mma(unit) => {
-                for (w, acc) in w.chunks_exact(x.len()).zip(acc) {
-                    unit.lanes(acc, w, x);
-                }
-            }
+            Sum::Mma(unit) => unit.tile(acc, w, x),
             Sum::Rn { block, chain } => {
                 #[cfg(target_arch = "x86_64")]
                 if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {

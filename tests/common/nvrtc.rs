@@ -1,4 +1,4 @@
-//! NVRTC where the environment names one; elsewhere a named skip, or a failure if it is required.
+//! NVRTC, where the environment names it.
 
 use mla_check::nvrtc::{Nvrtc, Search, VARIABLE};
 use std::io::Write;
