@@ -47,7 +47,7 @@ struct Fused {
     float c2;  // float32 of scale times log2 e
 };
 
-constexpr int THREADS = 32 * WARPS, BM = 16 * WARPS, DK = NOPE + ROPE;
+constexpr int THREADS = 32 * WARPS, DK = NOPE + ROPE;
 constexpr int K_PITCH = DK * 2 + 16, V_PITCH = VALUE * 2 + 16, TILE = BN * (K_PITCH + V_PITCH);
 static_assert(BN % 16 == 0 && DK % 16 == 0 && VALUE % 16 == 0, "whole tiles of the tensor core");
 

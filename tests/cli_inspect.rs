@@ -14,7 +14,11 @@ use std::time::{Duration, Instant};
 
 fn mla_check() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mla-check"));
-    command.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE").stdin(Stdio::null());
+    command
+        .env_remove("NO_COLOR")
+        .env_remove("CLICOLOR_FORCE")
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .stdin(Stdio::null());
     command
 }
 

@@ -30,8 +30,11 @@ const GEOMETRIES: [[(&str, i64); 4]; 2] = [
     [("NOPE", 128), ("ROPE", 64), ("VALUE", 128), ("LATENT", 512)],
     [("NOPE", 192), ("ROPE", 64), ("VALUE", 256), ("LATENT", 512)],
 ];
+/// A kernel file and the scalars that it is compiled for.
+type Compilation<'l> = (&'l File, &'static [(&'static str, i64)]);
+
 /// Every kernel file for every geometry that it depends on, by the name of its committed PTX.
-fn compilations(library: &Library) -> BTreeMap<String, (&File, &'static [(&'static str, i64)])> {
+fn compilations(library: &Library) -> BTreeMap<String, Compilation<'_>> {
     let of = |file| GEOMETRIES.iter().map(move |g| (committed_name(file, g, TARGET), (file, g.as_slice())));
     library.files().flat_map(|(_, file)| of(file)).collect()
 }

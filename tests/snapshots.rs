@@ -91,6 +91,9 @@ fn first_screens() {
             .args(args)
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .env("RUST_BACKTRACE", "0")
+            // The same screens where there is a GPU.
+            .env("CUDA_VISIBLE_DEVICES", "")
+            .env_remove("MLA_CHECK_REQUIRE_GPU")
             .output()
             .unwrap();
         let text = String::from_utf8(out.stdout).unwrap();

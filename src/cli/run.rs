@@ -181,10 +181,7 @@ impl EngineArg {
                         "a GPU is required (MLA_CHECK_REQUIRE_GPU=1): {what}"
                     )));
                 }
-                Some(what) => {
-                    let what = what.lines().next().unwrap_or_default();
-                    (EngineKind::Cpu, format!("chosen because a GPU can't be used: {what}"))
-                }
+                Some(_) => (EngineKind::Cpu, "chosen because no GPU can be used (devices says why)".into()),
             },
         })
     }

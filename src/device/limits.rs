@@ -55,13 +55,14 @@ const fn row(number: u32, shared_per_sm: u32, shared_per_block: u32, threads_per
 
 /// CUDA Programming Guide, "Compute Capabilities", tables of technical specifications and of memory: shared memory of a
 /// multiprocessor and most of a thread block, resident threads of a multiprocessor.
-const TABLE: [Limits; 6] = [
+const TABLE: [Limits; 7] = [
     row(80, 164, 163, 2048),
     row(89, 100, 99, 1536),
     // Also read on an H200 through the driver's attributes: 233,472 bytes, 232,448 by opting in, 49,152 without,
     // 65,536 registers, 2,048 threads.
     row(90, 228, 227, 2048),
     row(100, 228, 227, 2048),
+    row(103, 228, 227, 2048),
     // 101,376 bytes by opting in is also what the driver's attribute is reported to be on RTX 50 devices.
     row(120, 100, 99, 1536),
     // The guide has one column for all of 12.x.

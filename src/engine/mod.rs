@@ -15,7 +15,7 @@ use crate::case::Case;
 use crate::model::Layer;
 use crate::trace::{Tensor, TensorId};
 use mla_reference::product::Rows;
-use mla_reference::{Contract, Form, Spec, Weight};
+use mla_reference::{Contract, Form, Sequence, Spec, WEIGHTS, Weight};
 
 /// What an engine says of itself, for the report.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -112,4 +112,44 @@ pub trait Engine {
     /// Runs one plan in these forms; weights first, then stages in table order, shared ones once.
     fn run(&self, layer: &Layer, case: &Case, forms: &[Form], sink: &mut dyn Sink)
     -> Result<(), EngineError>;
+}
+
+/// Refuses what an engine can't compute: a plan with other splits than its own, inputs or weights of other shapes than
+/// the layer's.
+///
+/// # Errors
+/// What does not fit.
+pub(crate) fn fits(name: &str, splits: usize, layer: &Layer, case: &Case) -> Result<(), EngineError> {
+    let broke = |what: String| {
+        Err(EngineError::Broke(format!(
+            "{what}\n  where: engine {name}, layer {}\n  do: build the case for this engine and this layer",
+            layer.index
+        )))
+    };
+    let (g, plan) = (&layer.spec.geometry, &case.plan);
+    if plan.splits != splits {
+        return broke(format!("the plan has {} splits, the engine {splits}", plan.splits));
+    }
+    if case.given.hidden.dim() != (plan.tokens(), g.hidden) {
+        return broke(format!("hidden states of shape {:?} do not fit the plan", case.given.hidden.dim()));
+    }
+    let fits = |(i, s): (usize, &Sequence)| {
+        let context = case.given.context.get(i).map(|c| c.dim());
+        s.slots.len() == s.keys() && (s.context == 0 || context == Some((s.context, g.cache())))
+    };
+    if !plan.sequences.iter().enumerate().all(fits) {
+        return broke("context rows or slots do not fit the plan".into());
+    }
+    for row in WEIGHTS.iter().filter(|r| r.weight.exists(g)) {
+        let (rows, cols) = row.weight.matrix(g);
+        let found = if row.weight.is_norm() {
+            layer.weights.norm(row.weight).map(|n| (1, n.len()))
+        } else {
+            layer.weights.matrix(row.weight).map(|m| (m.rows(), m.cols()))
+        };
+        if found != Some((rows, cols)) {
+            return broke(format!("weight {} is {found:?}, not [{rows}, {cols}]", row.weight));
+        }
+    }
+    Ok(())
 }

@@ -110,6 +110,7 @@ pub fn altered(engine: EngineKind, form: Form, changes: &[Change]) -> LayerRepor
         o.forms = vec![form];
         o.regimes = vec![Regime::Random];
         o.batch = "0+37,200+1,70+3".parse().unwrap();
+        o.splits = Some(3);
     })
 }
 

@@ -61,42 +61,8 @@ impl<'a> Run<'a> {
     /// Refuses what can't be computed.
     pub fn new(engine: &'a CpuEngine, layer: &'a Layer<'a>, case: &'a Case) -> Result<Run<'a>, EngineError> {
         use crate::engine::Engine;
-        let run = Run { engine, contract: engine.contract(), sum: engine.sum()?, layer, case };
-        let broke = |what: String| {
-            Err(EngineError::Broke(format!(
-                "{what}\n  where: engine cpu, layer {}\n  do: build the case for this engine and this layer",
-                layer.index
-            )))
-        };
-        if case.plan.splits != engine.splits {
-            return broke(format!("the plan has {} splits, the engine {}", case.plan.splits, engine.splits));
-        }
-        let g = run.geometry();
-        if case.given.hidden.dim() != (case.plan.tokens(), g.hidden) {
-            return broke(format!(
-                "hidden states of shape {:?} do not fit the plan",
-                case.given.hidden.dim()
-            ));
-        }
-        let fits = |(i, s): (usize, &Sequence)| {
-            let context = case.given.context.get(i).map(|c| c.dim());
-            s.slots.len() == s.keys() && (s.context == 0 || context == Some((s.context, g.cache())))
-        };
-        if !case.plan.sequences.iter().enumerate().all(fits) {
-            return broke("context rows or slots do not fit the plan".into());
-        }
-        for row in WEIGHTS.iter().filter(|r| r.weight.exists(g)) {
-            let (rows, cols) = row.weight.matrix(g);
-            let found = if row.weight.is_norm() {
-                layer.weights.norm(row.weight).map(|n| (1, n.len()))
-            } else {
-                layer.weights.matrix(row.weight).map(|m| (m.rows(), m.cols()))
-            };
-            if found != Some((rows, cols)) {
-                return broke(format!("weight {} is {found:?}, not [{rows}, {cols}]", row.weight));
-            }
-        }
-        Ok(run)
+        crate::engine::fits("cpu", engine.splits, layer, case)?;
+        Ok(Run { engine, contract: engine.contract(), sum: engine.sum()?, layer, case })
     }
 
     /// Weights, shared stages, then form after form.

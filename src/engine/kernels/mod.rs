@@ -15,7 +15,7 @@ mod run;
 mod weights;
 mod work;
 
-use super::{Description, Engine, EngineError, KernelFile, Sink};
+use super::{Description, Engine, EngineError, KernelFile, Sink, fits};
 use crate::case::Case;
 use crate::device::Device;
 use crate::model::Layer;
@@ -30,6 +30,7 @@ use std::cell::RefCell;
 pub struct KernelEngine<D: Device> {
     name: &'static str,
     contract: Contract,
+    splits: usize,
     inner: RefCell<(D, Code)>,
 }
 
@@ -62,7 +63,7 @@ impl<D: Device> KernelEngine<D> {
         forms: &[Form],
     ) -> Result<KernelEngine<D>, EngineError> {
         let contract = contract(&library, splits, forms).map_err(EngineError::Input)?;
-        Ok(KernelEngine { name, contract, inner: RefCell::new((device, Code::new(library))) })
+        Ok(KernelEngine { name, contract, splits, inner: RefCell::new((device, Code::new(library))) })
     }
 
     /// Lends the device.
@@ -140,6 +141,7 @@ impl<D: Device> Engine for KernelEngine<D> {
         forms: &[Form],
         sink: &mut dyn Sink,
     ) -> Result<(), EngineError> {
+        fits(self.name, self.splits, layer, case)?;
         let mut inner = self.inner.borrow_mut();
         let (device, code) = &mut *inner;
         let mut machine = Machine::new(device, code, scalars(&layer.spec.geometry));

@@ -1,0 +1,124 @@
+/*!
+Computing a tensor as often as the device asks for, and saying what was wrong with the memory it lies in.
+*/
+
+use super::super::machine::{Held, broke, poison};
+use super::Run;
+use crate::device::{Device, Problem};
+use crate::engine::{EngineError, Sink};
+use crate::trace::{Tensor, TensorId};
+
+/// Guards that are told of at a time: buffers of a run, twice.
+const MOST_GUARDS: usize = 64;
+
+impl<D: Device> Run<'_, '_, D> {
+    /// Computes tensors with some launches, as often as the device asks for; says what was wrong with the outputs.
+    pub(super) fn compute(
+        &mut self,
+        sink: &mut dyn Sink,
+        ids: &[TensorId],
+        mut launches: impl FnMut(&mut Self, usize, &[Held]) -> Result<(), EngineError>,
+    ) -> Result<Vec<(Tensor, Held)>, EngineError> {
+        let mut out = Vec::new();
+        for id in ids {
+            let tensor = Tensor::zeros(*id, self.plan(), self.geometry(), self.stored(id.stage));
+            let held = self.machine.allocate(tensor.bytes.len(), id.stage.name())?;
+            out.push((tensor, held));
+        }
+        let buffers: Vec<Held> = out.iter().map(|o| o.1).collect();
+        for pass in 0..self.machine.passes() {
+            for (tensor, held) in &out {
+                self.machine.device.poison(held.buffer, poison(pass, tensor.dtype)).map_err(broke)?;
+            }
+            launches(self, pass, &buffers)?;
+            self.watch(sink, ids[0])?;
+            for ((tensor, held), id) in out.iter_mut().zip(ids) {
+                let bytes = self.machine.read(*held)?;
+                if pass == 0 {
+                    tensor.bytes = bytes;
+                    let unwritten = self.machine.device.unwritten(held.buffer).map_err(broke)?.unwrap_or(0);
+                    // Memory is rounded up to whole words and never empty.
+                    let spare = held.bytes.max(16).next_multiple_of(4) - held.bytes;
+                    if unwritten > spare as u64 {
+                        let n = unwritten - spare as u64;
+                        sink.evidence(
+                            *id,
+                            &format!("{n} of {} bytes of its memory were never written", held.bytes),
+                        )?;
+                    }
+                } else if let Some(text) = apart(tensor, &bytes) {
+                    sink.evidence(*id, &text)?;
+                    // What was judged is what goes on.
+                    self.machine.write(*held, &tensor.bytes)?;
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// Waits, and tells what the device saw and what was written outside of buffers.
+    pub(super) fn watch(&mut self, sink: &mut dyn Sink, id: TensorId) -> Result<(), EngineError> {
+        let mut left = MOST_GUARDS;
+        while let Err(e) = self.machine.device.check_guards() {
+            if !matches!(e.problem(), Problem::Guard { .. }) || left == 0 {
+                return Err(broke(e));
+            }
+            left -= 1;
+            let what = format!("{}, in {}", e.problem(), e.place());
+            sink.evidence(id, &what)?;
+        }
+        for finding in self.machine.device.take_findings() {
+            sink.evidence(id, &finding)?;
+        }
+        Ok(())
+    }
+
+    /// Hands a tensor over, and takes over what a deliberate fault made of it.
+    pub(super) fn hand(
+        &mut self,
+        sink: &mut dyn Sink,
+        id: TensorId,
+        (mut tensor, held): (Tensor, Held),
+    ) -> Result<Held, EngineError> {
+        if sink.tensor(id, &mut tensor)? {
+            self.machine.write(held, &tensor.bytes)?;
+        }
+        Ok(held)
+    }
+
+    /// Computes one tensor and hands it over.
+    pub(super) fn stage(
+        &mut self,
+        sink: &mut dyn Sink,
+        id: TensorId,
+        launches: impl FnMut(&mut Self, usize, &[Held]) -> Result<(), EngineError>,
+    ) -> Result<Held, EngineError> {
+        let mut made = self.compute(sink, &[id], launches)?;
+        let made = made.pop().ok_or_else(|| broke("a stage made nothing"))?;
+        self.hand(sink, id, made)
+    }
+}
+
+/// In what two passes over different poison differ, in words.
+fn apart(first: &Tensor, second: &[u8]) -> Option<String> {
+    let n = first.dtype.bytes();
+    let (mut survivors, mut others, mut place) = (0u64, 0u64, None);
+    let fills = [poison(0, first.dtype).bytes(), poison(1, first.dtype).bytes()];
+    for (i, (a, b)) in first.bytes.chunks(n).zip(second.chunks(n)).enumerate() {
+        if a != b {
+            place.get_or_insert(i);
+            if a == fills[0] && b == fills[1] { survivors += 1 } else { others += 1 }
+        }
+    }
+    let at = place?;
+    let (row, col) = (at / first.cols.max(1), at % first.cols.max(1));
+    let all = first.len();
+    let mut said = Vec::new();
+    if survivors > 0 {
+        said.push(format!("{survivors} of {all} elements were never written"));
+    }
+    if others > 0 {
+        said.push(format!("{others} of {all} elements differ between two runs over different poison"));
+    }
+    Some(format!("{}; first at row {row}, column {col}", said.join("; ")))
+}
