@@ -47,8 +47,14 @@ const OWN: [(&str, fn()); 14] = [
     ("wrong_page", || planted::found(EngineKind::Cuda, &planted::PLANTED[2])),
     ("dropped_rescale", || planted::found(EngineKind::Cuda, &planted::PLANTED[3])),
 ];
-/// Of these, the tests whose kernels are compiled where they run.
-const COMPILED: usize = 6;
+/// Of these, the tests of the engine: their kernels are compiled where they run.
+const ENGINE: usize = 6;
+
+/// Names of the tests of the engine.
+#[allow(dead_code)] // who has no GPU leaves them out by name
+pub fn of_engine() -> impl Iterator<Item = &'static str> {
+    OWN[OWN.len() - ENGINE..].iter().map(|t| t.0)
+}
 
 /// Runs the tests, or what a test wants of a process of its own.
 pub fn main() -> ExitCode {
@@ -81,7 +87,7 @@ fn trials() -> Vec<Trial> {
     // Kernels are committed for sm_90; one test is about compiling.
     let no_compiler = Nvrtc::here().err().map(|e| e.problem().to_string());
     let nvrtc = std::env::var_os("MLA_CHECK_REQUIRE_NVRTC").is_none_or(|v| v != "1");
-    let compiles = |name| name == COMPILES || OWN[OWN.len() - COMPILED..].iter().any(|(n, _)| *n == name);
+    let compiles = |name| name == COMPILES || of_engine().any(|n| n == name);
     let lacks = |name| missing.clone().or_else(|| no_compiler.clone().filter(|_| nvrtc && compiles(name)));
     let required = std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1");
     let generic = on_device::ALL.into_iter().map(|(name, body)| {
