@@ -175,6 +175,27 @@ fn a_saved_run_is_clean_and_its_altered_copies_are_faults() {
         assert_eq!((exit, found.first().map(String::as_str)), (1, Some(first)), "{what}: {found:?}");
         std::fs::remove_dir_all(altered).unwrap();
     }
+    // A manifest that contradicts itself or its files is an error.
+    let manifest = clean.join("layer-0/manifest.json");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    for (from, to) in [
+        ("\"splits\": 2", "\"splits\": 3"),
+        ("\"parts\": 2", "\"parts\": 4"),
+        ("\"page_size\": 16", "\"page_size\": 1"),
+        ("\"pages\":", "\"pages\": 99, \"was\":"),
+        ("\"batch\": \"0+3", "\"batch\": \"0+4"),
+        ("\"q_a.engine.npy\"", "\"../q_a.engine.npy\""),
+        ("mla-check.dump/1", "mla-check.dump/0"),
+    ] {
+        assert!(text.contains(from), "{from}");
+        std::fs::write(&manifest, text.replace(from, to)).unwrap();
+        let model = fixture(GLM);
+        let out = command(&["compare", model.to_str().unwrap(), clean.to_str().unwrap()]);
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{to}: {said}");
+        assert!(said.contains("where: ") && said.contains("do: "), "{to}: {said}");
+    }
+    std::fs::write(&manifest, text).unwrap();
     // A file that the manifest lists is gone: missing is never silence.
     std::fs::remove_file(clean.join("layer-0/q_a.engine.npy")).unwrap();
     let (exit, report) = compare(&clean, &[]);
@@ -251,6 +272,7 @@ fn wrong_input_is_exit_2_and_says_what_to_do() {
         ("layer = 0\n", "", "--layer N"),
         ("layer = 0\n", "layer = 99\n", "no MLA attention"),
         ("11739\" }", "11739\" }\npositions = \"L0/inp\"", "does not hold counts"),
+        ("contract = \"none\"", "splits = { parts = 1000000000000 }", "1024 parts"),
         ("contract = \"none\"", "contract = \"nobodys\"", "flashmla-decode"),
     ] {
         std::fs::write(&path, text.replace(from, to)).unwrap();

@@ -7,7 +7,7 @@ pages of the case, so that slots that no request owns play no part.
 
 use super::arrange::{Wanted, arrange, reorder, typed};
 use super::map::{Entry, Map, MapContract, Q_PE, Requests, Target, nearest};
-use super::{Capture, CompareError, plain, scalars};
+use super::{Capture, CompareError, plain, sane, scalars};
 use crate::case::{Batch, Case, Request};
 use crate::engine::Description;
 use crate::trace::read::{Array, Dump};
@@ -511,6 +511,13 @@ impl Reader<'_> {
             contract.rope_products = rope.products;
         }
         contract.splits = self.map.splits.unwrap_or(contract.splits);
+        if !sane(&contract) {
+            return Err(self.bad(
+                "contract",
+                "its tiles or splits are of no kernel",
+                "give at most 1024 parts",
+            ));
+        }
         contract.lse_base = self.map.lse_base.unwrap_or(contract.lse_base);
         if let Some((_, lse)) = tensors.iter().find(is_lse) {
             contract.lse = lse.dtype;

@@ -20,7 +20,7 @@ use crate::model::{Layer, Model, Reading};
 use crate::report::{CaseReport, Judgement, LayerReport};
 use crate::trace::{Tensor, TensorId};
 use mla_reference::product::Dense;
-use mla_reference::{Contract, Form, Spec, Stage, Weight};
+use mla_reference::{Contract, Form, Spec, Splits, Stage, Weight};
 use std::collections::BTreeMap;
 
 /// Why a dump can't be compared: what, where, what to do.
@@ -37,6 +37,17 @@ impl CompareError {
     pub fn new(what: impl Into<String>, place: impl Into<String>, how: impl Into<String>) -> CompareError {
         CompareError { what: what.into(), place: place.into(), how: how.into() }
     }
+}
+
+/// Whether a contract's tiles and splits are of a size that kernels have: else its arithmetic would not end.
+fn sane(contract: &Contract) -> bool {
+    const MOST_KEYS: usize = 1 << 24;
+    let splits = match contract.splits {
+        Splits::Parts(parts) => parts <= 1024,
+        Splits::Equal { parts, multiple } => parts <= 1024 && multiple <= MOST_KEYS,
+        Splits::Keys(_) | Splits::Scheduled => true,
+    };
+    splits && contract.softmax.tile <= MOST_KEYS
 }
 
 /// A name of a file as reports print it: no control characters.

@@ -5,7 +5,7 @@ Context rows of the cache are those that the run was given (the reference's side
 that was changed afterwards shows.
 */
 
-use super::{Capture, CompareError, plain, scalars};
+use super::{Capture, CompareError, plain, sane, scalars};
 use crate::case::{Batch, Case};
 use crate::engine::Description;
 use crate::judge::OPEN;
@@ -209,6 +209,13 @@ impl Saved {
             return Err(self.bad(
                 "the manifest contradicts itself: positions, sequences or pages are not those of its batch",
             ));
+        }
+        // Rows of partial results are counted by the plan, and dealt by the contract.
+        let more = |s: &SequenceEntry| m.contract.split_ranges(s.slots.len()).len() > m.splits;
+        if !sane(&m.contract) || m.splits > 1 && m.sequences.iter().any(more) {
+            return Err(
+                self.bad("the manifest contradicts itself: the contract has more splits than there are")
+            );
         }
         let mut regimes: Vec<Regime> = m.sequences.iter().map(|s| s.regime).collect();
         regimes.sort();
