@@ -23,7 +23,7 @@ use crate::model::{Convention, Layer, Model, ModelError, Reading};
 use crate::nvrtc::Target;
 use crate::probe::{self, Probe, Subject};
 use crate::report::{CaseReport, Judgement, LayerReport};
-use crate::trace::save::Saver;
+use crate::trace::save::{Run, Saver};
 use mla_numeric::DType;
 use mla_reference::{Accumulate, Contract, Form, Regime, Spec, Stage};
 use ndarray::Array2;
@@ -248,7 +248,14 @@ pub fn layer_with(
         probed(&layer, &case, options, engine, progress, &mut report)?;
     }
     if let Some(s) = saver {
-        s.finish(&spec, &case, &judged).map_err(|e| CheckError::Save(e.to_string()))?;
+        let run = Run {
+            engine: &report.engine,
+            reading: &options.reading,
+            spec: &spec,
+            case: &case,
+            contract: &contract,
+        };
+        s.finish(&run).map_err(|e| CheckError::Save(e.to_string()))?;
     }
     for unit in report.tensors.iter().filter(|u| u.found.is_some()) {
         if let Which::Tensor(id) = unit.which {
@@ -338,7 +345,7 @@ fn library(options: &Options) -> Result<Library, EngineError> {
 }
 
 /// Readings of the model by other conventions, where they differ in a number.
-fn other_conventions(model: &Model, spec: &Spec) -> Vec<(String, Spec)> {
+pub fn other_conventions(model: &Model, spec: &Spec) -> Vec<(String, Spec)> {
     let mut others: Vec<(String, Spec)> = Vec::new();
     for convention in Convention::ALL {
         let other = model.spec(&Reading { convention, norm_eps: None });

@@ -40,6 +40,7 @@ for unit in &report.tensors {
 pub mod case;
 pub mod check;
 pub mod cli;
+pub mod compare;
 pub mod contracts;
 pub mod device;
 pub mod engine;

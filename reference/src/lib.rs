@@ -28,7 +28,7 @@ pub mod product;
 pub mod rows;
 pub mod stage;
 
-pub use contract::{Accumulate, Contract, RowSum, Softmax, Splits, TileOrder};
+pub use contract::{Accumulate, Contract, LseBase, RopeAngle, RowSum, Softmax, Splits, TileOrder};
 pub use evaluate::{Chunk, Evaluator, Source, Terms, Weights};
 pub use geometry::{Geometry, Pairing, Rope, Spec, Temperature};
 pub use ggml::GgmlType;

@@ -6,6 +6,7 @@ where, what to do. Exit codes are those of [`judge::TABLE`](crate::judge::TABLE)
 */
 
 mod calibrate;
+mod compare;
 mod devices;
 mod inspect;
 mod layers;
@@ -71,6 +72,8 @@ pub enum Colour {
 enum Command {
     /// Load weights, run an engine, judge every tensor
     Run(run::RunArgs),
+    /// Judge tensors that other software computed, or that `run --save` wrote
+    Compare(compare::CompareArgs),
     /// Show what a model file holds, and what is wrong with it
     Inspect(inspect::InspectArgs),
     /// Write a model file with real dimensions and random weights
@@ -104,6 +107,7 @@ pub fn main() -> ExitCode {
     let mut output = Output::new(cli.global);
     let result = match &cli.command {
         Command::Run(args) => run::main(args, &mut output),
+        Command::Compare(args) => compare::main(args, &mut output),
         Command::Inspect(args) => inspect::main(args, &mut output),
         Command::Synth(args) => synth::main(args, &mut output),
         Command::Calibrate(args) => calibrate::main(args, &mut output),

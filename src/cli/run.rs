@@ -226,7 +226,7 @@ impl RegimeArg {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum AttentionArg {
+pub(super) enum AttentionArg {
     Auto,
     /// What an engine without the indexer computes
     Dense,
@@ -255,7 +255,7 @@ fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
-fn share(text: &str) -> Result<f64, String> {
+pub(super) fn share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(x) if x > 0.0 && x < 1.0 => Ok(x),
         _ => Err("expected a number between 0 and 1".into()),
@@ -268,14 +268,7 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
     for path in &args.report {
         check_report_path(path)?;
     }
-    if let Some(n) = args.threads {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(usize::from(n)).build_global();
-        pool.map_err(|e| {
-            Failure::Broke(format!(
-                "threads could not be started: {e}\n  where: --threads {n}\n  do: ask for fewer"
-            ))
-        })?;
-    }
+    threads(args.threads)?;
     let path = args.model.as_ref().or(args.model_flag.as_ref());
     let path = path.ok_or_else(|| {
         Failure::Input("no model file was given\n  where: MODEL\n  do: name a GGUF file".into())
@@ -284,7 +277,7 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
     for w in model.gguf().warnings() {
         out.warn(&w.to_string());
     }
-    attention(args, &model, &options.batch, out)?;
+    attention(args.attention, &model, &options.batch, out)?;
     room(&model.geometry, &options)?;
     let layers = match &args.layer {
         Some(asked) => layers::choose(asked, &model, out)?,
@@ -321,16 +314,38 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
             Ok(layer) => report.layers.push(layer),
             // What was judged before is not lost: it is printed, then the error.
             Err(e) => {
-                broken = Some(failure(e));
+                broken = Some(e);
                 break;
             }
         }
     }
     if let Some(e) = broken.take_if(|_| report.layers.is_empty()) {
-        return Err(e);
+        return Err(failure(e));
     }
+    emit(report, broken.map(failure), &args.report, args.bisect, out)
+}
+
+/// Threads of the whole program, where a number is given.
+pub(super) fn threads(number: Option<u16>) -> Result<(), Failure> {
+    let Some(n) = number else { return Ok(()) };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(usize::from(n)).build_global();
+    pool.map_err(|e| {
+        Failure::Broke(format!(
+            "threads could not be started: {e}\n  where: --threads {n}\n  do: ask for fewer"
+        ))
+    })
+}
+
+/// Prints a report, writes its copies and chooses the exit code; `broken`: why layers are missing.
+pub(super) fn emit(
+    mut report: Report,
+    broken: Option<Failure>,
+    copies: &[PathBuf],
+    bisect: bool,
+    out: &mut Output,
+) -> Result<u8, Failure> {
     report.verdict = worst(&report.layers);
-    let exit = report.verdict.exit(args.bisect);
+    let exit = report.verdict.exit(bisect);
     report.exit = exit;
     // Printed first: a full disk must not cost the verdict. A reader who left early (`| head`) does not change it.
     let printed = if out.json() {
@@ -340,7 +355,7 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
     } else {
         out.print(&terminal::render(&report, out.width()))
     };
-    for path in &args.report {
+    for path in copies {
         write_report(path, &report)?;
     }
     match (broken, printed) {
@@ -430,12 +445,17 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
 }
 
 /// Models with a sparse indexer are the same as dense ones while every request fits its top_k.
-fn attention(args: &RunArgs, model: &Model, batch: &Batch, out: &mut Output) -> Result<(), Failure> {
+pub(super) fn attention(
+    asked: AttentionArg,
+    model: &Model,
+    batch: &Batch,
+    out: &mut Output,
+) -> Result<(), Failure> {
     let longest = batch.0.iter().map(|r| r.total()).max().unwrap_or(0);
     if let Some(trained) = model.context_length.filter(|c| longest as u64 > *c) {
         out.warn(&format!("a request has {longest} tokens, the model was made for {trained}"));
     }
-    match (args.attention, model.top_k) {
+    match (asked, model.top_k) {
         (AttentionArg::Dsa, Some(_)) => Err(Failure::Input(
             "sparse attention is not part of this version\n  where: --attention dsa\n  do: keep requests within top_k, or pass --attention dense".into(),
         )),
@@ -473,7 +493,7 @@ fn room(g: &Geometry, o: &Options) -> Result<(), Failure> {
     )))
 }
 
-fn check_report_path(path: &std::path::Path) -> Result<(), Failure> {
+pub(super) fn check_report_path(path: &std::path::Path) -> Result<(), Failure> {
     let json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
     let missing = parent.is_some_and(|p| !p.is_dir());
@@ -503,7 +523,7 @@ fn write_report(path: &std::path::Path, report: &Report) -> Result<(), Failure> 
 }
 
 /// The command line as it can be pasted.
-fn command() -> String {
+pub(super) fn command() -> String {
     let quote = |a: String| {
         let plain = !a.is_empty() && a.chars().all(|c| c.is_ascii_alphanumeric() || "-_./+=,:@".contains(c));
         if plain { a } else { format!("'{}'", a.replace('\'', "'\\''")) }

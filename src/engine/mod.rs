@@ -16,12 +16,13 @@ use crate::model::Layer;
 use crate::trace::{Tensor, TensorId};
 use mla_reference::product::Rows;
 use mla_reference::{Contract, Form, Sequence, Spec, WEIGHTS, Weight};
+use std::borrow::Cow;
 
 /// What an engine says of itself, for the report.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Description {
-    /// `cpu`, `reference`, …
-    pub name: &'static str,
+    /// `cpu`, `reference`, …; of a dump, the backend and version that its map names.
+    pub name: Cow<'static, str>,
     /// Hardware and arithmetic in a line.
     pub device: String,
     /// Kernel files that it runs, by name.
@@ -34,8 +35,8 @@ pub struct Description {
 
 impl Description {
     /// Of an engine without kernel files.
-    pub fn plain(name: &'static str, device: impl Into<String>) -> Description {
-        Description { name, device: device.into(), kernels: Vec::new(), compilers: Vec::new() }
+    pub fn plain(name: impl Into<Cow<'static, str>>, device: impl Into<String>) -> Description {
+        Description { name: name.into(), device: device.into(), kernels: Vec::new(), compilers: Vec::new() }
     }
 }
 
@@ -100,8 +101,8 @@ pub trait Engine {
     /// Name and hardware.
     fn describe(&self) -> Description;
     /// The scalars it will use, for comparison before any tensor.
-    fn spec<'a>(&self, layer: &'a Layer) -> std::borrow::Cow<'a, Spec> {
-        std::borrow::Cow::Borrowed(&layer.spec)
+    fn spec<'a>(&self, layer: &'a Layer) -> Cow<'a, Spec> {
+        Cow::Borrowed(&layer.spec)
     }
     /// Deliberate faults that the engine itself carries out; None: it has no seams.
     fn seams(&self) -> Option<&cpu::Seams> {

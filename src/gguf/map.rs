@@ -1,5 +1,5 @@
 /*!
-The memory map of one file: the only `unsafe` of the reader.
+The memory map of one file: the only `unsafe` of the readers of models and dumps.
 
 Mapping costs address space, not memory; the pages touched are those that are read. The file's length is
 asked again before a tensor's bytes are handed out ([`Map::check`]), so that a file cut short by another
@@ -11,7 +11,8 @@ use std::fs::{File, FileType};
 use std::path::Path;
 use std::sync::Arc;
 
-pub(super) struct Map {
+/// A file in memory.
+pub(crate) struct Map {
     path: Arc<Path>,
     file: File,
     map: memmap2::Mmap,

@@ -17,6 +17,8 @@ mod table;
 mod value;
 pub mod write;
 
+pub(crate) use map::Map;
+
 pub use error::{GgufError, Notice, Place, Problem, Warning};
 pub use metadata::Metadata;
 pub use table::{Part, TensorInfo, TensorType};

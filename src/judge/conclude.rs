@@ -186,8 +186,8 @@ impl Basis {
     }
 }
 
-/// Gives every unit its verdict; `explained`: that of evidence which another contract explains.
-pub fn conclude(units: &mut [Unit], budget: Budget, explained: Verdict) {
+/// Gives every unit its verdict; `explained`: that of evidence which another contract explains, or another convention.
+pub fn conclude(units: &mut [Unit], budget: Budget, explained: [Verdict; 2]) {
     let at: Vec<(usize, usize)> =
         units.iter().enumerate().flat_map(|(u, unit)| (0..unit.tests.len()).map(move |t| (u, t))).collect();
     let logs: Vec<f64> = at.iter().map(|(u, t)| units[*u].tests[*t].log_p).collect();
@@ -213,8 +213,9 @@ pub fn conclude(units: &mut [Unit], budget: Budget, explained: Verdict) {
         let bad = !unit.evidence.is_empty() || unit.verdict == Verdict::Fault;
         if bad {
             unit.verdict = match &unit.explained {
-                Some(Explained::Contract(_)) => explained,
-                _ => Verdict::Fault,
+                Some(Explained::Contract(_)) => explained[0],
+                Some(Explained::Convention(_)) => explained[1],
+                None => Verdict::Fault,
             };
         } else {
             (unit.explained, unit.found, unit.tried) = (None, None, 0);

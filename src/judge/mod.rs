@@ -35,7 +35,7 @@ mod weights;
 pub use conclude::{Budget, Power};
 pub use evidence::Test;
 pub use geometry::{ScalarDifference, compare_scalars};
-pub use session::{Recorder, Session, Settings, expected};
+pub use session::{OPEN, Recorder, Session, Settings, expected, starts};
 pub use tally::{Digest, Element, Tally, checksum_weight};
 pub use unit::{Explained, Unit, Which, Worst, origins, overall};
 pub use verdict::{Row, TABLE, Verdict};

@@ -74,6 +74,10 @@ pub struct Settings {
     pub captured: Option<Vec<TensorId>>,
     /// Weights that it captured; of others the file's are taken. None: all.
     pub captured_weights: Option<Vec<Weight>>,
+    /// Captured tensors of which it is not known what they should be: taken as they are ([`super::starts`]).
+    pub given: Vec<TensorId>,
+    /// What another convention explains is no fault: other software reads the same file by its own.
+    pub other_conventions_pass: bool,
 }
 
 impl Default for Settings {
@@ -86,6 +90,8 @@ impl Default for Settings {
             closer: true,
             captured: None,
             captured_weights: None,
+            given: Vec::new(),
+            other_conventions_pass: false,
         }
     }
 }
@@ -119,6 +125,39 @@ pub fn expected(spec: &Spec, case: &Case, forms: &[Form]) -> Vec<TensorId> {
             .map(|s| TensorId { stage: *s, form: Some(*form) })
     });
     shared.chain(own).collect()
+}
+
+/// Stages that are not determined by tensors before them and the model alone.
+pub const OPEN: [Stage; 5] = [Stage::Hidden, Stage::AttnIn, Stage::Q, Stage::KPe, Stage::Cache];
+
+/// Captured tensors that nothing is known to come before, in the order of judgement.
+///
+/// A tensor's inputs are known where they were captured, or can be computed from what was. Of [`OPEN`] only those in
+/// `closed` can be: hidden states and context rows (`cache`) come from outside, and how an engine adds the residual before
+/// `attn_in`, and which table it rotates by, is not known unless somebody says so.
+pub fn starts(
+    spec: &Spec,
+    case: &Case,
+    forms: &[Form],
+    captured: &[TensorId],
+    closed: &[Stage],
+) -> Vec<TensorId> {
+    let g = &spec.geometry;
+    let (mut known, mut starts) = (HashSet::new(), Vec::new());
+    for id in expected(spec, case, forms) {
+        let of = |stage| id.form.map_or(TensorId::shared(stage), |form| TensorId::of(stage, form));
+        let before = match id.stage {
+            s if OPEN.contains(&s) && !closed.contains(&s) => false,
+            s => s.inputs(g, id.form, false).iter().all(|s| known.contains(&of(*s))),
+        };
+        if captured.contains(&id) && !before {
+            starts.push(id);
+        }
+        if captured.contains(&id) || before {
+            known.insert(id);
+        }
+    }
+    starts
 }
 
 impl<'a> Session<'a> {
@@ -195,7 +234,9 @@ impl<'a> Session<'a> {
             None => Verdict::ContractBroken,
             Some(_) => Verdict::ContractDiffers,
         };
-        conclude(&mut self.units, self.settings.budget, explained);
+        let convention =
+            if self.settings.other_conventions_pass { Verdict::ConventionDiffers } else { Verdict::Fault };
+        conclude(&mut self.units, self.settings.budget, [explained, convention]);
         for (id, what) in std::mem::take(&mut self.seen) {
             unit::accuse(&mut self.units, id, what);
         }
@@ -265,6 +306,13 @@ impl<'a> Session<'a> {
         if tensor.dtype != self.contract.stored(id.stage) {
             let note = format!("is stored as {}, declared {}", tensor.dtype, self.contract.stored(id.stage));
             self.units.push(Unit::without_data(which, None, Verdict::Fault, &note));
+            return Ok(());
+        }
+        if self.settings.given.contains(&id) {
+            let note = "taken as it is: what it is computed from, or how, is not known";
+            let mut unit = Unit::without_data(which, None, Verdict::NotCompared, note);
+            unit.given = true;
+            self.units.push(unit);
             return Ok(());
         }
         let ready = match self.prepare(id) {

@@ -121,6 +121,9 @@ pub struct Unit {
     /// Not listed among what was captured: nothing was expected, nothing is held against anybody.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub uncaptured: bool,
+    /// Captured, and taken as it is: nothing is known to come before it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub given: bool,
     /// Elements compared.
     pub elements: u64,
     /// Elements that are not the rounded reference.
@@ -186,6 +189,7 @@ impl Unit {
             note: Some(note.to_string()),
             chained: Vec::new(),
             uncaptured: false,
+            given: false,
             elements: 0,
             flips: 0,
             beyond: 0,
@@ -286,6 +290,11 @@ impl Unit {
             reference: Some(tally.digests().1),
             ..Unit::without_data(Which::Tensor(id), None, Verdict::NotCompared, "")
         }
+    }
+
+    /// Whether no verdict was expected of it: not captured, or nothing before it is known.
+    pub fn unexpected(&self) -> bool {
+        self.uncaptured || self.given
     }
 
     /// `fused/attn_out, decode`
@@ -405,7 +414,7 @@ pub fn mark_after_fault(units: &mut [Unit], g: &Geometry, split: bool) {
         ) {
             continue;
         }
-        if units[i].uncaptured {
+        if units[i].unexpected() {
             continue;
         }
         let (inputs, weights) = feeds(&units[i], id, g, split);
@@ -436,10 +445,10 @@ pub fn mark_after_fault(units: &mut [Unit], g: &Geometry, split: bool) {
 ///
 /// Where only some tensors were captured, weights and hidden states alone say nothing: nothing computed was compared.
 pub fn overall(units: &[Unit]) -> Verdict {
-    let partly = units.iter().any(|u| u.uncaptured);
+    let partly = units.iter().any(Unit::unexpected);
     let computed = |u: &Unit| matches!(u.which, Which::Tensor(id) if id.stage != Stage::Hidden);
     let compared = units.iter().any(|u| u.elements > 0 && (!partly || computed(u)));
-    let expected = units.iter().filter(|u| !u.uncaptured);
+    let expected = units.iter().filter(|u| !u.unexpected());
     let worst = expected.map(|u| u.verdict).filter(|v| *v != Verdict::AfterFault).max();
     match worst {
         Some(v) if compared || v == Verdict::Fault => v,
@@ -450,6 +459,6 @@ pub fn overall(units: &[Unit]) -> Verdict {
 /// Units that carry evidence of their own, in the order of judgement.
 pub fn origins(units: &[Unit]) -> impl Iterator<Item = &Unit> {
     let carries =
-        |u: &&Unit| matches!(u.verdict, Verdict::Fault | Verdict::ContractBroken | Verdict::ContractDiffers);
+        |u: &&Unit| matches!(u.verdict, Verdict::Fault | Verdict::ContractBroken) || u.verdict.differs();
     units.iter().filter(carries)
 }

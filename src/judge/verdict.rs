@@ -92,6 +92,10 @@ impl Verdict {
     pub fn name(self) -> &'static str {
         self.row().name
     }
+    /// Whether something other than what was asked about explains the evidence, and nothing is wrong.
+    pub fn differs(self) -> bool {
+        matches!(self, Verdict::ContractDiffers | Verdict::ConventionDiffers)
+    }
     /// Exit code of a run.
     pub fn exit(self, bisect: bool) -> u8 {
         if bisect { self.row().bisect } else { self.row().exit }

@@ -45,7 +45,7 @@ pub fn calibration(c: &Calibration) -> String {
 
 /// The first line, and what is missed.
 pub fn calibration_line(c: &Calibration) -> String {
-    let engine = c.engine.as_ref().map_or("none", |e| e.name);
+    let engine = c.engine.as_ref().map_or("none", |e| e.name.as_ref());
     let end = if c.ok { "every figure is reached" } else { "MISSED" };
     let mut out = format!(
         "engine {engine}, contract {}, {} clean runs of seed {}: {end}\n",

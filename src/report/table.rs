@@ -84,7 +84,11 @@ pub fn table(out: &mut String, l: &LayerReport, width: usize) {
         let _ = writeln!(out, "{weights} weights: {}, bit for bit", paint(Verdict::Exact, "exact"));
     }
     let mut group = None;
-    for (units, phase) in all.iter().filter(|(u, _)| !(weight(u[0]) && all_exact)) {
+    let none = weights > 0 && l.tensors.iter().filter(|u| weight(u)).all(|u| u.uncaptured);
+    if none {
+        let _ = writeln!(out, "{weights} weights: not captured; the file's are taken");
+    }
+    for (units, phase) in all.iter().filter(|(u, _)| !(weight(u[0]) && (all_exact || none))) {
         let u = units[0];
         if group != Some(u.form) && u.form.is_some() {
             let _ = writeln!(out, "{}:", u.form.map_or("", Form::name));

@@ -153,7 +153,7 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
     for o in &l.odd {
         wrapped(out, "odd: ", o, width);
     }
-    let broken = bad.iter().any(|u| u.verdict != Verdict::ContractDiffers);
+    let broken = bad.iter().any(|u| !u.verdict.differs());
     if broken && norms_agree(&bad) {
         out.push('\n');
         wrapped(
@@ -212,7 +212,7 @@ fn picture(out: &mut String, l: &LayerReport, width: usize) {
 /// What is bad about one unit, where and how much.
 fn evidence(out: &mut String, l: &LayerReport, u: &Unit, nth: usize, width: usize) {
     let word = match (u.verdict, nth) {
-        (Verdict::ContractDiffers, _) => u.verdict.name(),
+        (v, _) if v.differs() => v.name(),
         (_, 0) => "first bad",
         _ => "also bad",
     };

@@ -7,6 +7,7 @@ stage functions and the judge read.
 */
 
 pub mod npy;
+pub mod read;
 pub mod save;
 pub mod store;
 

@@ -2,15 +2,16 @@
 `--save DIR`: every tensor of engine and reference as .npy, with a manifest.
 
 `DIR/layer-N/[FORM.]TENSOR.{engine,reference}.npy` and `manifest.json`, which says axes, dtype (NumPy has no
-bfloat16: its bits are stored as `<u2`), requests, slots, contract and scalars. The manifest is written last:
+bfloat16: its bits are stored as `<u2`), engine, requests, slots, contract and scalars; `compare` reads it back. The manifest is written last:
 a folder without one is not whole.
 */
 
 use super::npy::{self, NpyError, write_atomically};
 use super::{Tensor, TensorId};
 use crate::case::Case;
-use crate::engine::SinkError;
+use crate::engine::{Description, SinkError};
 use crate::judge::Recorder;
+use crate::model::Reading;
 use mla_reference::{Contract, Spec};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -33,6 +34,20 @@ struct Entry {
     dtype: &'static str,
 }
 
+/// What a run is, for whoever reads its tensors.
+pub struct Run<'a> {
+    /// The engine.
+    pub engine: &'a Description,
+    /// How the model's numbers were read.
+    pub reading: &'a Reading,
+    /// Numbers of the layer.
+    pub spec: &'a Spec,
+    /// The case.
+    pub case: &'a Case,
+    /// The contract that the engine declares.
+    pub contract: &'a Contract,
+}
+
 #[derive(Serialize)]
 struct SequenceEntry {
     request: usize,
@@ -45,10 +60,16 @@ struct SequenceEntry {
 #[derive(Serialize)]
 struct Manifest<'a> {
     schema: &'static str,
+    version: &'static str,
+    engine: &'a Description,
+    convention: &'static str,
+    norm_eps: Option<f64>,
     layer: usize,
     batch: String,
     positions: &'a [u64],
     page_size: usize,
+    pages: usize,
+    splits: usize,
     sequences: Vec<SequenceEntry>,
     scalars: Vec<(String, f64)>,
     contract: &'a Contract,
@@ -91,7 +112,8 @@ impl Saver {
     }
 
     /// Writes the manifest.
-    pub fn finish(self, spec: &Spec, case: &Case, contract: &Contract) -> Result<(), NpyError> {
+    pub fn finish(self, run: &Run) -> Result<(), NpyError> {
+        let Run { engine, reading, spec, case, contract } = *run;
         let sequences = case.plan.sequences.iter().map(|s| SequenceEntry {
             request: s.request,
             regime: s.regime.name(),
@@ -101,10 +123,16 @@ impl Saver {
         });
         let manifest = Manifest {
             schema: "mla-check.dump/1",
+            version: env!("CARGO_PKG_VERSION"),
+            engine,
+            convention: reading.convention.name(),
+            norm_eps: reading.norm_eps,
             layer: self.layer,
             batch: case.batch.to_string(),
             positions: &case.plan.positions,
             page_size: case.plan.page_size,
+            pages: case.plan.pages,
+            splits: case.plan.splits,
             sequences: sequences.collect(),
             scalars: spec.scalars(),
             contract,

@@ -127,7 +127,7 @@ impl<D: Device> Engine for KernelEngine<D> {
                 format!("{}, with {} of {}", device.describe(), some.join(", "), code.library().folder_name())
             }
         };
-        Description { name: self.name, device, kernels, compilers: code.compilers().to_vec() }
+        Description { name: self.name.into(), device, kernels, compilers: code.compilers().to_vec() }
     }
 
     fn contract(&self) -> Contract {

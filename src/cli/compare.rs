@@ -1,0 +1,204 @@
+/*! `mla-check compare`: judge tensors that other software computed. */
+
+use super::out::{Failure, Output};
+use super::run::{self, AttentionArg};
+use crate::compare::map::{Map, nearest};
+use crate::compare::{self, Capture, Options, mapped, saved};
+use crate::judge::{Budget, Verdict};
+use crate::model::{Model, Reading};
+use crate::report::{ModelReport, Report};
+use crate::trace::read::Dump;
+use clap::Args;
+use std::path::PathBuf;
+
+/// Options of `compare`.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  mla-check compare model.gguf dump.safetensors --map vllm.toml
+  mla-check compare model.gguf dump/ --map sglang.toml --layer 3
+
+  mla-check run model.gguf --save tensors/
+  mla-check compare model.gguf tensors/            (needs no map)
+
+A map says which array is which tensor; docs/dumps.md lists its fields, with an example:
+  engine = { backend = \"vllm\", version = \"0.33.0\" }
+  layer = 3
+  requests = [\"64+1\"]
+  contract = \"flashmla-decode\"
+  [tensors]
+  q_latent = \"q_nope_out\"
+  q_pe = \"q_pe\"
+  cache = { name = \"kv_cache\", block_table = \"block_table\" }
+  o_latent = \"attn_output\"
+
+Not part of this version: hooks for vLLM and SGLang, built-in maps for their names, ranks put together, logs of
+norms alone, searches for the contract, causes.")]
+pub struct CompareArgs {
+    /// Model file: GGUF, any part of a split one
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// A .npy, .npz, .safetensors or torch.save .pt file, a folder of these, or a folder that `run --save` wrote
+    #[arg(value_name = "DUMP")]
+    dump: PathBuf,
+    /// What is what in the dump, and which engine made it
+    #[arg(long, value_name = "FILE.toml")]
+    map: Option<PathBuf>,
+    /// Layer of the dump, instead of the map's; of a saved run: which of its layers
+    #[arg(long, value_name = "N")]
+    layer: Option<usize>,
+    /// Attention of models with a sparse indexer: `auto` is dense while every request fits its top_k
+    #[arg(long, value_enum, default_value_t = AttentionArg::Auto)]
+    attention: AttentionArg,
+    /// Probability of any false alarm in the whole run
+    #[arg(long, value_name = "P", default_value_t = 1e-6, value_parser = run::share)]
+    budget: f64,
+    /// Size of gain and softmax scale that must be visible; a tensor that can't show it is `inconclusive`
+    #[arg(long, value_name = "X", default_value_t = 1e-3, value_parser = run::share)]
+    promise: f64,
+    /// Also write the report to a .json file (repeatable)
+    #[arg(long, value_name = "FILE.json")]
+    report: Vec<PathBuf>,
+    /// Threads [default: all cores]; results do not depend on it
+    #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
+    threads: Option<u16>,
+    /// Exit codes for `git bisect run`: usage errors are 128, no verdict 125
+    #[arg(long)]
+    bisect: bool,
+}
+
+/// Reads a layer's tensors once the model is open.
+type ReadCapture = Box<dyn Fn(&Model) -> Result<Capture, Failure>>;
+
+/// A layer to judge, before its tensors are read.
+struct Wanted {
+    layer: usize,
+    reading: Reading,
+    read: ReadCapture,
+}
+
+/// Runs the command.
+pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
+    for path in &args.report {
+        run::check_report_path(path)?;
+    }
+    run::threads(args.threads)?;
+    let wanted = wanted(args)?;
+    let model = Model::open(&args.model).map_err(Failure::input)?;
+    for w in model.gguf().warnings() {
+        out.warn(&w.to_string());
+    }
+    let options = Options { budget: Budget { alpha: args.budget, promise: args.promise } };
+    let convention = wanted.first().map_or("hf", |w| w.reading.convention.name());
+    let mut report = Report {
+        schema: "mla-check.compare/1",
+        version: env!("CARGO_PKG_VERSION"),
+        verdict: Verdict::NotCompared,
+        exit: 0,
+        deliberate_fault: None,
+        model: ModelReport::new(&model),
+        convention: if convention == "auto" { "hf (auto)" } else { convention },
+        engine_choice: match &args.map {
+            Some(map) => format!("read by {}", map.display()),
+            None => "read by its manifest".into(),
+        },
+        layers: Vec::new(),
+        not_judged: Vec::new(),
+        command: run::command(),
+    };
+    let mut left_out = Vec::new();
+    let mut broken = None;
+    for w in wanted {
+        let bar = out.progress(0);
+        bar.set_message("reading the dump");
+        // First, whether there is such a layer: names of arrays may hold its number.
+        let known = model.weights(w.layer).map(|_| ()).map_err(Failure::input);
+        let layer = known.and_then(|()| (w.read)(&model)).and_then(|mut capture| {
+            run::attention(args.attention, &model, &capture.case.batch, out)?;
+            for what in std::mem::take(&mut capture.left_out) {
+                if !left_out.contains(&what) {
+                    left_out.push(what);
+                }
+            }
+            compare::layer(&model, w.layer, &w.reading, capture, &options, &|what| {
+                bar.set_message(what.to_string())
+            })
+            .map_err(run::failure)
+        });
+        bar.finish_and_clear();
+        match layer {
+            Ok(layer) => report.layers.push(layer),
+            // What was judged before is not lost: it is printed, then the error.
+            Err(e) => {
+                broken = Some(e);
+                break;
+            }
+        }
+    }
+    if let Some(e) = broken.take_if(|_| report.layers.is_empty()) {
+        return Err(e);
+    }
+    report.not_judged = compare::not_judged(&left_out);
+    run::emit(report, broken, &args.report, args.bisect, out)
+}
+
+/// The layers to judge, by a map or by the manifests of a saved run.
+fn wanted(args: &CompareArgs) -> Result<Vec<Wanted>, Failure> {
+    if !args.dump.exists() {
+        return Err(Failure::Input(format!(
+            "there is no such file or folder\n  where: {}\n  do: check the path of the dump",
+            args.dump.display()
+        )));
+    }
+    if let Some(path) = &args.map {
+        let map = Map::read(path).map_err(Failure::input)?;
+        let Some(layer) = args.layer.or(map.layer) else {
+            return Err(Failure::Input(format!(
+                "nothing says which layer was dumped\n  where: {}\n  do: write layer = N in the map, or pass --layer N",
+                path.display()
+            )));
+        };
+        let reading = Reading { convention: map.convention(), norm_eps: map.norm_eps };
+        let dump = args.dump.clone();
+        let read = move |model: &Model| {
+            let dump = Dump::open(&dump).map_err(Failure::input)?;
+            mapped::capture(&dump, &map, &model.spec(&reading), layer).map_err(Failure::input)
+        };
+        return Ok(vec![Wanted { layer, reading, read: Box::new(read) }]);
+    }
+    let Some(mut saved) = saved::open(&args.dump).map_err(Failure::input)? else {
+        return Err(Failure::Input(format!(
+            "nothing says which array of the dump is which tensor\n  where: {}\n  do: pass --map FILE.toml (docs/dumps.md), or name a folder that `mla-check run --save` wrote{}",
+            args.dump.display(),
+            arrays(args)
+        )));
+    };
+    if let Some(layer) = args.layer {
+        let all = crate::model::list(&saved.iter().map(|s| s.layer()).collect::<Vec<_>>());
+        saved.retain(|s| s.layer() == layer);
+        if saved.is_empty() {
+            return Err(Failure::Input(format!(
+                "layer {layer} was not saved\n  where: {}\n  do: choose among {all}",
+                args.dump.display()
+            )));
+        }
+    }
+    let wanted = |s: saved::Saved| Wanted {
+        layer: s.layer(),
+        reading: s.reading(),
+        read: Box::new(move |model: &Model| s.capture(model).map_err(Failure::input)),
+    };
+    Ok(saved.into_iter().map(wanted).collect())
+}
+
+/// What the dump holds, for whoever is about to write a map.
+fn arrays(args: &CompareArgs) -> String {
+    let Ok(dump) = Dump::open(&args.dump) else { return String::new() };
+    let names: Vec<&str> = dump.entries().iter().map(|e| e.name.as_str()).collect();
+    let shown = nearest("", &names);
+    format!(
+        "; the dump holds {} arrays: {}{}",
+        names.len(),
+        shown.join(", "),
+        if names.len() > shown.len() { ", …" } else { "" }
+    )
+}

@@ -1,0 +1,249 @@
+/*!
+`compare`: tensors that other software computed, before the judge.
+
+A dump and what says how to read it, a map ([`map`]) or the manifest of `run --save` ([`saved`]), become a [`Capture`]: a
+case, tensors in the table's axes and dtypes, and what is known of engine and contract. [`judge`] feeds it to a
+[`Session`](crate::judge::Session) that knows what was captured and what was not. Data flow one way: file, array, tensor,
+judge, report.
+*/
+
+pub mod arrange;
+pub mod map;
+pub mod mapped;
+pub mod saved;
+
+use crate::case::Case;
+use crate::check::{CheckError, other_conventions};
+use crate::engine::{Description, Sink};
+use crate::judge::{Budget, ScalarDifference, Session, Settings, Unit, Verdict, Which, overall, starts};
+use crate::model::{Layer, Model, Reading};
+use crate::report::{CaseReport, Judgement, LayerReport};
+use crate::trace::{Tensor, TensorId};
+use mla_reference::product::Dense;
+use mla_reference::{Contract, Form, Spec, Splits, Stage, Weight};
+use std::collections::BTreeMap;
+
+/// Why a dump can't be compared: what, where, what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}\n  where: {place}\n  do: {how}")]
+pub struct CompareError {
+    what: String,
+    place: String,
+    how: String,
+}
+
+impl CompareError {
+    /// Of its three lines.
+    pub fn new(what: impl Into<String>, place: impl Into<String>, how: impl Into<String>) -> CompareError {
+        CompareError { what: what.into(), place: place.into(), how: how.into() }
+    }
+}
+
+/// Whether a contract's tiles and splits are of a size that kernels have: else its arithmetic would not end.
+fn sane(contract: &Contract) -> bool {
+    const MOST_KEYS: usize = 1 << 24;
+    let splits = match contract.splits {
+        Splits::Parts(parts) => parts <= 1024,
+        Splits::Equal { parts, multiple } => parts <= 1024 && multiple <= MOST_KEYS,
+        Splits::Keys(_) | Splits::Scheduled => true,
+    };
+    splits && contract.softmax.tile <= MOST_KEYS
+}
+
+/// A name of a file as reports print it: no control characters.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// What was captured of one layer.
+pub struct Capture {
+    /// Backend, version, and where the files are.
+    pub engine: Description,
+    /// Forms of which there is anything.
+    pub forms: Vec<Form>,
+    /// Requests, pages, hidden states and context rows.
+    pub case: Case,
+    /// The contract to emulate.
+    pub contract: Contract,
+    /// How it was chosen, for the report; None: the engine declares it.
+    pub chosen: Option<String>,
+    /// What was captured; what of it is not among `tensors` is missing.
+    pub captured: Vec<TensorId>,
+    /// Tensors.
+    pub tensors: Vec<(TensorId, Tensor)>,
+    /// Weights, rows one after the other.
+    pub weights: Vec<(Weight, Vec<f64>)>,
+    /// Tensors that are not judged, whatever is known before them.
+    pub unjudged: Vec<TensorId>,
+    /// Open stages of which it is known how they come about ([`starts`]).
+    pub closed: Vec<Stage>,
+    /// Whether another convention is no fault: other software reads the same file by its own.
+    pub other_software: bool,
+    /// Scalars that the engine used and that are not the model's.
+    pub scalars: Vec<ScalarDifference>,
+    /// What of the dump was left out, in words.
+    pub left_out: Vec<String>,
+}
+
+/// Scalars that a dump states, against those of the model. Unknown names are an error.
+pub fn scalars(
+    stated: impl IntoIterator<Item = (String, f64)>,
+    spec: &Spec,
+    place: &str,
+) -> Result<Vec<ScalarDifference>, CompareError> {
+    let ours = spec.scalars();
+    let mut differ = Vec::new();
+    for (name, engine) in stated {
+        let Some((_, reference)) = ours.iter().find(|(n, _)| *n == name) else {
+            let names: Vec<&str> = ours.iter().map(|(n, _)| n.as_str()).collect();
+            return Err(CompareError::new(
+                format!("no scalar of this model is called {}", name.escape_debug()),
+                place,
+                format!("the nearest are {}", map::nearest(&name, &names).join(", ")),
+            ));
+        };
+        // Ten digits: maps are written by hand.
+        if (engine - reference).abs() > 1e-10 * reference.abs() {
+            differ.push(ScalarDifference { name, engine, reference: *reference });
+        }
+    }
+    Ok(differ)
+}
+
+/// What a comparison may cost and promise.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Budget and promise.
+    pub budget: Budget,
+}
+
+/// Judges what was captured of a layer. `conventions`: other readings of the model's numbers, by name.
+///
+/// # Errors
+/// What the judge can't take: a tensor delivered twice.
+pub fn judge(
+    layer: &Layer,
+    capture: &mut Capture,
+    options: &Options,
+    conventions: Vec<(String, Spec)>,
+    progress: &dyn Fn(&str),
+) -> Result<(Vec<Unit>, Vec<String>), CheckError> {
+    let g = layer.spec.geometry;
+    let mut given = starts(&layer.spec, &capture.case, &capture.forms, &capture.captured, &capture.closed);
+    given.extend(&capture.unjudged);
+    let settings = Settings {
+        budget: options.budget,
+        conventions,
+        declared: capture.chosen.is_some().then_some(capture.contract),
+        captured: Some(capture.captured.clone()),
+        captured_weights: Some(capture.weights.iter().map(|(w, _)| *w).collect()),
+        given,
+        other_conventions_pass: capture.other_software,
+        ..Settings::default()
+    };
+    let session =
+        Session::new(layer, &capture.case, &capture.forms, capture.contract, None, Box::new(progress));
+    let mut session = session.with(settings);
+    for (weight, values) in &capture.weights {
+        let fed = match weight.is_norm() {
+            true => session.norm(*weight, values),
+            false => session.weight(*weight, &Dense { data: values, cols: weight.matrix(&g).1 }),
+        };
+        fed.map_err(crate::engine::EngineError::from)?;
+    }
+    capture.tensors.sort_by_key(|(id, _)| (id.form, id.stage));
+    for (id, mut tensor) in std::mem::take(&mut capture.tensors) {
+        session.tensor(id, &mut tensor).map_err(crate::engine::EngineError::from)?;
+    }
+    Ok(session.finish())
+}
+
+/// The report of one layer of a dump.
+///
+/// # Errors
+/// Weights of the layer that can't be read; what [`judge`] refuses.
+pub fn layer(
+    model: &Model,
+    index: usize,
+    reading: &Reading,
+    mut capture: Capture,
+    options: &Options,
+    progress: &dyn Fn(&str),
+) -> Result<LayerReport, CheckError> {
+    let started = std::time::Instant::now();
+    let stored = model.weights(index)?;
+    let spec = model.spec(reading);
+    let layer = Layer { index, spec: spec.clone(), weights: &stored };
+    let contract = capture.contract;
+    let mut report = LayerReport {
+        layer: index,
+        verdict: Verdict::NotCompared,
+        engine: capture.engine.clone(),
+        contract,
+        contract_text: match &capture.chosen {
+            None => contract.to_string(),
+            Some(by) => format!("{by}, which nobody declares: {contract}"),
+        },
+        judged: capture.chosen.clone().map(|by| Judgement { by, contract }),
+        weights: stored.stored.clone(),
+        layout: stored.layout,
+        case: case_report(&capture),
+        budget: options.budget,
+        geometry: Some(spec.geometry),
+        names: BTreeMap::new(),
+        scalars: std::mem::take(&mut capture.scalars),
+        tensors: Vec::new(),
+        probes: Vec::new(),
+        probe_seconds: 0.0,
+        gates: Vec::new(),
+        cumulative: Vec::new(),
+        odd: Vec::new(),
+        forms_agree: None,
+        seconds: 0.0,
+    };
+    if !report.scalars.is_empty() {
+        report.verdict = Verdict::Fault;
+        return Ok(report);
+    }
+    let conventions = other_conventions(model, &spec);
+    (report.tensors, report.odd) = judge(&layer, &mut capture, options, conventions, progress)?;
+    report.verdict = overall(&report.tensors);
+    for unit in report.tensors.iter().filter(|u| u.found.is_some()) {
+        if let Which::Tensor(id) = unit.which {
+            report.names.entry(unit.tensor).or_insert_with(|| capture.case.plan.names(id.stage));
+        }
+    }
+    report.seconds = started.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+fn case_report(capture: &Capture) -> CaseReport {
+    let case = &capture.case;
+    let hidden = capture.captured.iter().any(|id| id.stage == Stage::Hidden);
+    CaseReport {
+        batch: case.batch.to_string(),
+        regimes: vec!["as dumped"],
+        sequences: case.plan.sequences.iter().map(|s| (s.request, s.regime.name())).collect(),
+        dtype: capture.contract.activations.name(),
+        seed: 0,
+        page_size: case.plan.page_size,
+        splits: case.plan.splits,
+        hidden: if hidden { "from the dump" } else { "not in the dump" },
+        notes: case.notes.clone(),
+    }
+}
+
+/// What no comparison of a dump says anything about.
+pub fn not_judged(left_out: &[String]) -> Vec<String> {
+    let mut all: Vec<String> = left_out.to_vec();
+    all.extend(
+        [
+            "rows, heads and layers that are not in the dump",
+            "whether the caller reads the buffer that was dumped, what ran before the dump was taken, and other ranks",
+            "anything outside attention: if all is clean here, look at router, experts, norms after attention, sampling, chat template",
+            "what else explains a difference: causes beyond contracts and conventions, and searches for the contract, are not part of this version",
+        ]
+        .map(str::to_string),
+    );
+    all
+}
