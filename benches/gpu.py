@@ -3,8 +3,8 @@
 Usage: python3 benches/gpu.py [--quick]       (PyTorch; libnvrtc.so.13 and libcuda.so.1 where the loader finds them)
 
 The kernels are compiled here as the program does it: macros from their headers, no contraction. Before anything is timed,
-each kernel's result is compared with PyTorch's in float32 on one short case. Times are medians of events round single
-launches; the cache is 256 MB of other data away (L2 is overwritten before each). GB/s count the latent cache once;
+each kernel's result is compared with PyTorch's in float32 on one short case. Times are medians of events round what was
+queued behind a sleep of the GPU, so that no time of this script is in them; L2 is overwritten before each. GB/s count the latent cache once;
 TFLOP/s count the causal half.
 """
 import ctypes, math, os, re, statistics, sys, tomllib
@@ -100,6 +100,8 @@ def time(run, repeats=11):
     times = []
     for _ in range(3 if QUICK else repeats):
         flush.zero_()
+        # Launches queue up behind this, so that the time of this script between them is not counted.
+        torch.cuda._sleep(2_000_000)
         a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         a.record()
         run()
