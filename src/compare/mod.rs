@@ -3,7 +3,7 @@
 
 A dump and what says how to read it, a map ([`map`]) or the manifest of `run --save` ([`saved`]), become a [`Capture`]: a
 case, tensors in the table's axes and dtypes, and what is known of engine and contract. [`judge`] feeds it to a
-[`Session`](crate::judge::Session) that knows what was captured and what was not. Data flow one way: file, array, tensor,
+[`Session`] that knows what was captured and what was not. Data flow one way: file, array, tensor,
 judge, report.
 */
 
