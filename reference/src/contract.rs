@@ -188,8 +188,10 @@ pub struct Contract {
     pub rope_products: Option<DType>,
     /// Softmax.
     pub softmax: Softmax,
-    /// Splits of the keys in decode (1 part: none); prefill is not split unless its ranges are given.
+    /// Splits of the keys in decode (1 part: none).
     pub splits: Splits,
+    /// Rows of a prefill are split by the same rule, counted over all keys of their sequence.
+    pub split_prefill: bool,
     /// n: partials j, j + n, j + 2n, … are merged first, and that state is rounded to `partials` once more.
     pub merge_groups: Option<usize>,
     /// Declared, printed, compared, not emulated.
@@ -220,6 +222,8 @@ struct Written {
     rope_products: Option<DType>,
     #[serde(default = "default::splits")]
     splits: Splits,
+    #[serde(default)]
+    split_prefill: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     merge_groups: Option<usize>,
     #[serde(default = "Softmax::exact")]
@@ -244,6 +248,7 @@ impl From<Written> for Contract {
             rope_products: w.rope_products,
             softmax: w.softmax,
             splits: w.splits,
+            split_prefill: w.split_prefill,
             merge_groups: w.merge_groups.filter(|n| *n > 0),
             unemulated: w.unemulated,
         }
@@ -265,6 +270,7 @@ impl From<Contract> for Written {
             rope_angle: c.rope_angle,
             rope_products: c.rope_products,
             splits: c.splits,
+            split_prefill: c.split_prefill,
             merge_groups: c.merge_groups,
             softmax: c.softmax,
             unemulated: c.unemulated,
@@ -289,6 +295,7 @@ impl Contract {
             rope_products: None,
             softmax: Softmax::exact(),
             splits: Splits::Parts(1),
+            split_prefill: false,
             merge_groups: None,
             unemulated: Unemulated::none(),
         }

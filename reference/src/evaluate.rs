@@ -167,7 +167,12 @@ pub struct Evaluator<'a> {
     pub contract: &'a Contract,
     /// Inputs.
     pub source: &'a dyn Source,
+    /// Rows and heads of an attention that are wanted, by the first row of a chunk and the head; None: all.
+    pub wanted: Option<Wanted<'a>>,
 }
+
+/// Whether a chunk of an attention is wanted: first row of the stage's matrix, head.
+pub type Wanted<'a> = &'a (dyn Fn(usize, usize) -> bool + Sync);
 
 /// Takes chunks, in any order, from several threads.
 pub type Visit<'v> = &'v (dyn Fn(Chunk) + Sync);
@@ -418,13 +423,24 @@ impl Evaluator<'_> {
             if self.plan.is_split(seq.phase()) != parts || parts && seq.phase() != Phase::Decode {
                 continue;
             }
+            let first = if parts { index } else { rows.start };
+            let chunks = row_chunks(seq.tokens.len(), ROW_CHUNK);
+            let wanted = |h: usize, i: usize| self.wanted.is_none_or(|w| w(first + i, h));
+            let heads: Vec<usize> = (0..self.spec.geometry.heads)
+                .filter(|h| chunks.iter().any(|c| wanted(*h, c.start)))
+                .collect();
+            if heads.is_empty() {
+                continue;
+            }
             let cache = absorbed.then(|| self.gather(seq, 0..self.spec.geometry.cache()));
             let shared = KeyStats::default();
-            (0..self.spec.geometry.heads).into_par_iter().for_each(|h| {
-                self.attend_head(seq, h, cache.as_ref().map(|c| (c, &shared)), &mut |tokens, head| {
+            let split = seq.phase() == Phase::Decode || self.contract.split_prefill;
+            heads.into_par_iter().for_each(|h| {
+                let wanted = |i: usize| wanted(h, i);
+                self.attend_head(seq, h, cache.as_ref().map(|c| (c, &shared)), &wanted, &mut |tokens, head| {
                     let whole = 0..head.visible.last().copied().unwrap_or(0);
                     let splits = self.contract.split_ranges(seq.keys());
-                    if !parts && seq.phase() == Phase::Decode && splits.len() > 1 {
+                    if !parts && split && splits.len() > 1 {
                         // The engine merges its splits itself: there are no partial results to read.
                         let first = rows.start + tokens.start;
                         self.visit_merged(stage, h, first..first + tokens.len(), &head, &splits, visit);
@@ -482,12 +498,14 @@ impl Evaluator<'_> {
         visit(Chunk { rows, cols, x, terms: Terms::Split { merged: &merged, head, lse } });
     }
 
-    /// Calls `f` with the queries, keys and values of a head of a sequence, a few rows at a time.
+    /// Calls `f` with the queries, keys and values of a head of a sequence, a few rows at a time: those whose first row,
+    /// counted within the sequence, is wanted.
     fn attend_head(
         &self,
         seq: &Sequence,
         h: usize,
         cache: Option<(&Array2<f64>, &KeyStats)>,
+        wanted: &dyn Fn(usize) -> bool,
         f: &mut dyn FnMut(Range<usize>, Head),
     ) {
         let g = &self.spec.geometry;
@@ -498,7 +516,7 @@ impl Evaluator<'_> {
             k = self.source.block(Stage::K, rows.clone(), h * g.key()..(h + 1) * g.key());
             v = self.source.block(Stage::V, rows, h * g.value..(h + 1) * g.value);
         }
-        for tokens in row_chunks(seq.tokens.len(), ROW_CHUNK) {
+        for tokens in row_chunks(seq.tokens.len(), ROW_CHUNK).into_iter().filter(|c| wanted(c.start)) {
             let rows = seq.tokens.start + tokens.start..seq.tokens.start + tokens.end;
             let visible: Vec<usize> = tokens.clone().map(|i| seq.visible(i)).collect();
             let scale = self.spec.scale;

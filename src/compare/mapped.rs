@@ -14,7 +14,7 @@ use crate::trace::read::{Array, Dump};
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::{
-    Accumulate, Axis, Contract, Form, Given, LseBase, Phase, Plan, Regime, Sequence, Softmax, Spec, Splits,
+    Accumulate, Axis, Contract, Form, Given, Phase, Plan, Regime, Sequence, Softmax, Spec, Splits,
     Stage, Weight,
 };
 use ndarray::{Array2, s};
@@ -104,14 +104,6 @@ pub fn capture(dump: &Dump, map: &Map, spec: &Spec, layer: usize) -> Result<Capt
     if chosen.is_some() && map.rope.is_none() && tensors.iter().any(rotated) {
         left_out.push("the rotation in q and k_pe: nobody says from which table; write rope = { table = \"f32\" } or a [contract]".into());
     }
-    if contract.lse_base == LseBase::Two {
-        let base_two = tensors.iter().map(|t| t.0).filter(|id| id.stage == Stage::Lse);
-        let before = unjudged.len();
-        unjudged.extend(base_two);
-        if unjudged.len() > before {
-            left_out.push("lse: it is in base 2, and is not judged in this version".into());
-        }
-    }
     let closed = of.given(&mut case, &tensors);
     let captured = tensors.iter().map(|t| t.0).collect();
     let rank = map.rank.map_or(String::new(), |r| format!(", rank {r}"));
@@ -124,25 +116,27 @@ pub fn capture(dump: &Dump, map: &Map, spec: &Spec, layer: usize) -> Result<Capt
         case,
         contract,
         chosen,
+        undeclared: matches!(map.contract, MapContract::None),
         captured,
         tensors,
         weights: weights.into_iter().map(|(w, (_, values))| (w, values)).collect(),
         unjudged,
         closed,
+        model: true,
         other_software: true,
         scalars: scalars(map.geometry.clone(), spec, "[geometry]")?,
         left_out,
     })
 }
 
-/// Whether the contract says where the tiles of every row lie: a scheduler's splits are not known, and rows of a prefill
-/// are computed here without any.
+/// Whether the contract says where the tiles of every row lie: a scheduler's splits are not known, nor those of a prefill
+/// whose rows it does not say to be split.
 fn placed(contract: &Contract, plan: &Plan) -> bool {
     let whole = contract.softmax.tile == 0;
     plan.sequences.iter().all(|s| {
         let one = contract.split_ranges(s.keys()).len() <= 1 && contract.splits != Splits::Scheduled;
-        let decode = s.phase() == Phase::Decode && contract.splits != Splits::Scheduled;
-        whole || one || decode
+        let split = s.phase() == Phase::Decode || contract.split_prefill;
+        whole || one || split && contract.splits != Splits::Scheduled
     })
 }
 

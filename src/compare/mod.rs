@@ -8,6 +8,7 @@ judge, report.
 */
 
 pub mod arrange;
+pub mod bare;
 pub mod map;
 pub mod mapped;
 pub mod saved;
@@ -16,7 +17,7 @@ use crate::case::Case;
 use crate::check::{CheckError, other_conventions};
 use crate::engine::{Description, Sink};
 use crate::judge::{Budget, ScalarDifference, Session, Settings, Unit, Verdict, Which, overall, starts};
-use crate::model::{Layer, Model, Reading};
+use crate::model::{Layer, Layout, Model, Reading, Stored};
 use crate::report::{CaseReport, Judgement, LayerReport};
 use crate::trace::{Tensor, TensorId};
 use mla_reference::product::Dense;
@@ -67,6 +68,8 @@ pub struct Capture {
     pub contract: Contract,
     /// How it was chosen, for the report; None: the engine declares it.
     pub chosen: Option<String>,
+    /// Nobody knows anything of the contract: it is searched for.
+    pub undeclared: bool,
     /// What was captured; what of it is not among `tensors` is missing.
     pub captured: Vec<TensorId>,
     /// Tensors.
@@ -79,6 +82,8 @@ pub struct Capture {
     pub closed: Vec<Stage>,
     /// Whether another convention is no fault: other software reads the same file by its own.
     pub other_software: bool,
+    /// Whether there is a model that says what weights should be.
+    pub model: bool,
     /// Scalars that the engine used and that are not the model's.
     pub scalars: Vec<ScalarDifference>,
     /// What of the dump was left out, in words.
@@ -138,6 +143,8 @@ pub fn judge(
         captured: Some(capture.captured.clone()),
         captured_weights: Some(capture.weights.iter().map(|(w, _)| *w).collect()),
         given,
+        search: capture.undeclared,
+        model: capture.model,
         other_conventions_pass: capture.other_software,
         ..Settings::default()
     };
@@ -151,7 +158,8 @@ pub fn judge(
         };
         fed.map_err(crate::engine::EngineError::from)?;
     }
-    capture.tensors.sort_by_key(|(id, _)| (id.form, id.stage));
+    // lse last: its row sum is that of the output, whose contract may have to be found first.
+    capture.tensors.sort_by_key(|(id, _)| (id.form, id.stage == Stage::Lse, id.stage));
     for (id, mut tensor) in std::mem::take(&mut capture.tensors) {
         session.tensor(id, &mut tensor).map_err(crate::engine::EngineError::from)?;
     }
@@ -166,17 +174,31 @@ pub fn layer(
     model: &Model,
     index: usize,
     reading: &Reading,
-    mut capture: Capture,
+    capture: Capture,
     options: &Options,
     progress: &dyn Fn(&str),
 ) -> Result<LayerReport, CheckError> {
-    let started = std::time::Instant::now();
     let stored = model.weights(index)?;
     let spec = model.spec(reading);
-    let layer = Layer { index, spec: spec.clone(), weights: &stored };
+    let conventions = other_conventions(model, &spec);
+    let layer = Layer { index, spec, weights: &stored };
+    judged(&layer, stored.stored.clone(), stored.layout, capture, options, conventions, progress)
+}
+
+/// The report of a layer, from a model or without one.
+fn judged(
+    layer: &Layer,
+    weights: Vec<Stored>,
+    layout: Layout,
+    mut capture: Capture,
+    options: &Options,
+    conventions: Vec<(String, Spec)>,
+    progress: &dyn Fn(&str),
+) -> Result<LayerReport, CheckError> {
+    let started = std::time::Instant::now();
     let contract = capture.contract;
     let mut report = LayerReport {
-        layer: index,
+        layer: layer.index,
         verdict: Verdict::NotCompared,
         engine: capture.engine.clone(),
         contract,
@@ -185,11 +207,11 @@ pub fn layer(
             Some(by) => format!("{by}, which nobody declares: {contract}"),
         },
         judged: capture.chosen.clone().map(|by| Judgement { by, contract }),
-        weights: stored.stored.clone(),
-        layout: stored.layout,
+        weights,
+        layout,
         case: case_report(&capture),
         budget: options.budget,
-        geometry: Some(spec.geometry),
+        geometry: Some(layer.spec.geometry),
         names: BTreeMap::new(),
         scalars: std::mem::take(&mut capture.scalars),
         tensors: Vec::new(),
@@ -205,8 +227,7 @@ pub fn layer(
         report.verdict = Verdict::Fault;
         return Ok(report);
     }
-    let conventions = other_conventions(model, &spec);
-    (report.tensors, report.odd) = judge(&layer, &mut capture, options, conventions, progress)?;
+    (report.tensors, report.odd) = judge(layer, &mut capture, options, conventions, progress)?;
     report.verdict = overall(&report.tensors);
     for unit in report.tensors.iter().filter(|u| u.found.is_some()) {
         if let Which::Tensor(id) = unit.which {

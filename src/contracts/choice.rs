@@ -90,6 +90,7 @@ impl ContractChoice {
                 }
                 return Ok(Contract {
                     splits: splits(declared, c.softmax.tile),
+                    split_prefill: declared.split_prefill,
                     lse_base: declared.lse_base,
                     ..**c
                 });

@@ -23,11 +23,12 @@ assert_eq!(contract.split_ranges(300).len(), 4);
 */
 
 mod choice;
+pub mod variants;
 
 pub use choice::{ChoiceError, ContractChoice};
 
 use mla_numeric::DType;
-use mla_reference::Contract;
+use mla_reference::{Contract, Splits};
 use serde::Deserialize;
 use std::sync::LazyLock;
 
@@ -41,6 +42,9 @@ pub struct Kernel {
     pub source: String,
     /// What the contract leaves open.
     pub note: String,
+    /// Ways to split the keys that it is known by; none: those of the contract.
+    #[serde(default)]
+    pub tries: Vec<Splits>,
     /// For bf16.
     pub contract: Contract,
 }
@@ -115,7 +119,7 @@ pub fn to_toml(contract: &Contract) -> Result<String, ContractError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mla_reference::{Accumulate, Splits};
+    use mla_reference::Accumulate;
 
     const SHORT: &str = "activations = 'f16'\naccumulate = 'unknown'\n";
 

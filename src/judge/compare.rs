@@ -11,7 +11,7 @@ use super::predict::Prediction;
 use super::sample::Sample;
 use crate::case::Case;
 use crate::trace::{Tensor, TensorId};
-use mla_reference::evaluate::Visit;
+use mla_reference::evaluate::{Visit, Wanted};
 use mla_reference::{
     Axis as Name, Chunk, Contract, Evaluator, Phase, RowName, Source, Spec, Stage, Terms, Weights,
 };
@@ -41,6 +41,8 @@ pub struct Isolated<'a> {
     pub slacks: Slacks<'a>,
     /// Seed of the sample.
     pub seed: u64,
+    /// Rows and heads of an attention that are wanted; None: all.
+    pub wanted: Option<Wanted<'a>>,
 }
 
 /// Takes a piece of the reference: rows, columns, the engine's values, x, and how far it may be.
@@ -130,15 +132,23 @@ impl Isolated<'_> {
     /// Recomputes a stage and hands it out piece by piece, beside what the engine wrote, from several threads.
     pub fn pieces(&self, id: TensorId, tensor: &Tensor, take: Watch) {
         let temperature = self.spec.temperature.is_some();
+        let unit = match id.stage {
+            Stage::Lse => 1.0 / self.contract.lse_base.to_natural(),
+            _ => 1.0,
+        };
         let visit = |c: Chunk| {
-            let all = grown(self, id, &c);
+            let mut all = grown(self, id, &c);
             // Rows are read as slices.
-            let whole = c.x.as_standard_layout();
+            let mut whole = c.x.as_standard_layout();
+            if unit != 1.0 {
+                whole.mapv_inplace(|x| x * unit);
+                all.iter_mut().flat_map(|g| [&mut g.most, &mut g.usual]).for_each(|m| m.mapv_inplace(|e| e * unit));
+            }
             let piece = |rows: Range<usize>, terms: &Terms| {
                 let own = all.as_ref().map(|g| Grown::rows(g, rows.clone()));
                 let x = whole.slice(s![rows.clone(), ..]);
                 let prediction =
-                    Prediction::new(self.contract, terms, x, tensor.dtype, temperature).grown(own);
+                    Prediction::new(self.contract, terms, x, tensor.dtype, temperature).grown(own).in_unit(unit);
                 let at = (c.rows.start + rows.start, c.cols.start);
                 let engine = tensor.block(at.0..at.0 + rows.len(), c.cols.clone());
                 take(&Piece { at, width: tensor.cols, engine: &engine, x, prediction: &prediction, terms });
@@ -165,6 +175,7 @@ impl Isolated<'_> {
             weights: self.weights,
             contract: self.contract,
             source: self.source,
+            wanted: self.wanted,
         }
         .evaluate(id.stage, id.form, visit);
     }

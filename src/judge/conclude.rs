@@ -191,11 +191,13 @@ pub fn conclude(units: &mut [Unit], budget: Budget, explained: [Verdict; 2]) {
     let at: Vec<(usize, usize)> =
         units.iter().enumerate().flat_map(|(u, unit)| (0..unit.tests.len()).map(move |t| (u, t))).collect();
     let logs: Vec<f64> = at.iter().map(|(u, t)| units[*u].tests[*t].log_p).collect();
-    for i in holm(&logs, budget.log_alpha(), 0) {
+    // Each contract that a search tried might have been the one that passes.
+    let all = at.len() + units.iter().map(|u| u.searched).sum::<usize>();
+    for i in holm(&logs, budget.log_alpha(), all) {
         let (u, t) = at[i];
         units[u].tests[t].rejected = true;
     }
-    let one = budget.log_alpha() - libm::log(at.len().max(1) as f64);
+    let one = budget.log_alpha() - libm::log(all.max(1) as f64);
     for unit in units.iter_mut() {
         let mut rejected: Vec<&super::evidence::Test> = unit.tests.iter().filter(|t| t.rejected).collect();
         rejected.sort_by(|a, b| a.log_p.total_cmp(&b.log_p));

@@ -8,7 +8,7 @@ Source: the groundwork on comparing kernels, section 3.4.
 */
 
 use mla_numeric::DType;
-use mla_reference::{Contract, Form, RowSum, Stage, TileOrder};
+use mla_reference::{Contract, Form, RopeAngle, RowSum, Stage, TileOrder};
 
 /// Contracts to try for a stage, with what is different, the likeliest first.
 pub fn entries(contract: &Contract, stage: Stage, form: Option<Form>) -> Vec<(String, Contract)> {
@@ -70,6 +70,36 @@ pub fn entries(contract: &Contract, stage: Stage, form: Option<Form>) -> Vec<(St
         _ => {}
     }
     all
+}
+
+/// All ways to do an elementwise stage: norms by their cast, rotations by table, angles and casts of products.
+pub fn ways(contract: &Contract, stage: Stage) -> Vec<(String, Contract)> {
+    let narrow = [DType::Bf16, DType::F16].into_iter().filter(|d| *d == contract.activations);
+    let casts: Vec<Option<DType>> = std::iter::once(None).chain(narrow.map(Some)).collect();
+    match stage {
+        Stage::AttnIn | Stage::QANormed | Stage::KvCNormed => {
+            let name = |c: &Option<DType>| {
+                c.map_or("norm with one rounding".to_string(), |d| format!("norm cast to {d} before its weight"))
+            };
+            casts.iter().map(|cast| (name(cast), Contract { norm_cast: *cast, ..*contract })).collect()
+        }
+        Stage::Q | Stage::KPe => {
+            let mut all = Vec::new();
+            for rope_table in [DType::F32, contract.activations] {
+                for rope_angle in [RopeAngle::Exact, RopeAngle::F32] {
+                    for rope_products in &casts {
+                        let angles = if rope_angle == RopeAngle::F32 { " of f32 angles" } else { "" };
+                        let products = rope_products.map_or(String::new(), |d| format!(", products cast to {d}"));
+                        let name = format!("rope table {rope_table}{angles}{products}");
+                        let c = Contract { rope_table, rope_angle, rope_products: *rope_products, ..*contract };
+                        all.push((name, c));
+                    }
+                }
+            }
+            all
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// The name of what the engine declares, where another contract is judged: the fields in which it differs.

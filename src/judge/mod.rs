@@ -8,6 +8,7 @@ rounded reference, and none of the ways in which an output can be off by a facto
 All tests of a run share one budget; where nothing is found, the smallest fault that would have been found decides
 between `rounding` and `inconclusive` ([`conclude`]). Where something is found, the judge looks closer ([`closer`]):
 does another contract or convention explain it ([`menu`]), and where is it ([`localise`]).
+Where nobody declares a contract, the one that explains the bits is searched for ([`search`]).
 Where a Trace holds some tensors only, stages between two that are there are judged together ([`chain`]).
 */
 
@@ -24,6 +25,7 @@ pub mod localise;
 pub mod menu;
 pub mod predict;
 pub mod sample;
+pub mod search;
 mod session;
 pub mod stats;
 mod tally;
@@ -35,6 +37,7 @@ mod weights;
 pub use conclude::{Budget, Power};
 pub use evidence::Test;
 pub use geometry::{ScalarDifference, compare_scalars};
+pub use search::FoundContract;
 pub use session::{OPEN, Recorder, Session, Settings, expected, starts};
 pub use tally::{Digest, Element, Tally, checksum_weight};
 pub use unit::{Explained, Unit, Which, Worst, origins, overall};

@@ -50,6 +50,8 @@ pub struct Prediction<'p, 't, 'h> {
     line: Option<Line<'p>>,
     noise: OnceLock<Noise>,
     grown: Option<Grown>,
+    /// What a natural value is multiplied with to be as the engine stores it.
+    unit: f64,
 }
 
 impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
@@ -68,12 +70,33 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
             }
             _ => None,
         };
-        Prediction { contract, terms, x, dtype, temperature, line, noise: OnceLock::new(), grown: None }
+        Prediction { contract, terms, x, dtype, temperature, line, noise: OnceLock::new(), grown: None, unit: 1.0 }
     }
 
     /// The same from inputs that were not captured: their errors are in its bound and in its noise.
     pub fn grown(self, grown: Option<Grown>) -> Self {
         Prediction { grown, ..self }
+    }
+
+    /// The same of an lse in another base: `x` and what inputs add are in it already; `unit` is 1 over its ln. A kernel that
+    /// converts rounds once more.
+    pub fn in_unit(self, unit: f64) -> Self {
+        Prediction { unit, ..self }
+    }
+
+    /// What a natural value is multiplied with to be as the engine stores it.
+    pub fn unit(&self) -> f64 {
+        self.unit
+    }
+
+    /// A bound in natural units, in those of `x`.
+    fn convert(&self, rows: &[usize], mut natural: Array2<f64>) -> Array2<f64> {
+        if self.unit != 1.0 {
+            for ((k, j), b) in natural.indexed_iter_mut() {
+                *b = *b * self.unit + mla_numeric::U * self.x[[rows[k], j]].abs();
+            }
+        }
+        natural
     }
 
     /// Standard deviation of what inputs that were not captured add to an element.
@@ -115,7 +138,7 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
         let [proven, likely] = self.each(rows, &|terms, x| {
             [bound, statistical].map(|of| of(self.contract, terms, x, self.temperature))
         });
-        Bounds { proven, likely }
+        Bounds { proven: self.convert(rows, proven), likely: self.convert(rows, likely) }
     }
 
     /// A closer look at the statistical bound of a row of attention or lse; None where there is none.
@@ -124,7 +147,7 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
         has.then(|| {
             let of = |terms: &Terms, x: ArrayView2<f64>| [closer(self.contract, terms, x, self.temperature)];
             let [b] = self.each(&[row], &of);
-            b.row(0).to_vec()
+            self.convert(&[row], b).row(0).to_vec()
         })
     }
 
@@ -166,7 +189,13 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
     }
 
     fn noise(&self) -> &Noise {
-        self.noise.get_or_init(|| noise::of(self.contract, self.terms, self.x, self.dtype))
+        self.noise.get_or_init(|| {
+            let mut noise = noise::of(self.contract, self.terms, self.x, self.dtype);
+            if self.unit != 1.0 {
+                noise.sigma.mapv_inplace(|s| s * self.unit);
+            }
+            noise
+        })
     }
 
     /// Accumulator roundings of the stage, for floors.

@@ -11,6 +11,7 @@ use super::closer::Closer;
 use super::compare::Isolated;
 use super::conclude::{Basis, Budget, conclude};
 use super::evidence::{Evidence, Piece};
+use super::search::{FoundContract, Known, Search};
 use super::tally::Tally;
 use super::unit::{self, Unit};
 use super::verdict::Verdict;
@@ -52,6 +53,8 @@ pub struct Session<'a> {
     recorder: Option<&'a mut dyn Recorder>,
     progress: Box<dyn Fn(&str) + 'a>,
     settings: Settings,
+    /// Contracts found so far.
+    known: Known,
     /// What the engine's device saw go wrong.
     seen: Vec<(TensorId, String)>,
 }
@@ -76,6 +79,10 @@ pub struct Settings {
     pub captured_weights: Option<Vec<Weight>>,
     /// Captured tensors of which it is not known what they should be: taken as they are ([`super::starts`]).
     pub given: Vec<TensorId>,
+    /// Nobody declares a contract: it is searched for.
+    pub search: bool,
+    /// Whether the layer's weights are a model's; else what there is of them is the dump's own.
+    pub model: bool,
     /// What another convention explains is no fault: other software reads the same file by its own.
     pub other_conventions_pass: bool,
 }
@@ -91,6 +98,8 @@ impl Default for Settings {
             captured: None,
             captured_weights: None,
             given: Vec::new(),
+            search: false,
+            model: true,
             other_conventions_pass: false,
         }
     }
@@ -186,6 +195,7 @@ impl<'a> Session<'a> {
             recorder,
             progress,
             settings: Settings::default(),
+            known: Known::new(),
             seen: Vec::new(),
         }
     }
@@ -309,6 +319,12 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         if self.settings.given.contains(&id) {
+            if self.searchable(id, tensor) {
+                if let Some(units) = self.search_given(id, tensor) {
+                    self.units.extend(units);
+                    return Ok(());
+                }
+            }
             let note = "taken as it is: what it is computed from, or how, is not known";
             let mut unit = Unit::without_data(which, None, Verdict::NotCompared, note);
             unit.given = true;
@@ -334,13 +350,23 @@ impl<'a> Session<'a> {
                 }
             }
         };
-        let units = {
+        let (units, found) = {
             let (view, contract) = (self.tensors.view(id.form), self.contract_for(id, &ready));
             let isolated = self.isolated(id, &ready, &view, &contract);
             let watch = reference.is_some().then_some(&watch as &(dyn Fn(&Piece) + Sync));
-            let counted = isolated.compare(id, tensor, watch);
-            self.units_of(id, tensor, &isolated, counted)
+            let mut counted = isolated.compare(id, tensor, watch);
+            // Of inputs that were computed here no cast is placed: there is nothing to find.
+            let certain = ready.chained.is_empty() && self.searchable(id, tensor);
+            let found = if certain { self.search(id, tensor, &isolated, &mut counted) } else { Vec::new() };
+            let mut units = self.units_of(id, tensor, &isolated, counted);
+            tell(&mut units, &found);
+            (units, found)
         };
+        for (phase, _, contract) in &found {
+            if let Some(found) = contract.as_ref().filter(|_| id.stage != Stage::Lse) {
+                self.known.insert((id.form, *phase), found.contract);
+            }
+        }
         self.units.extend(units.into_iter().map(|mut u| {
             // Rows that are merged from partial results read nothing else.
             let merged = ready.parts && u.phase == Some(Phase::Decode);
@@ -351,6 +377,66 @@ impl<'a> Session<'a> {
             recorder.record(id, tensor, &r.into_inner().unwrap_or_else(PoisonError::into_inner))?;
         }
         Ok(())
+    }
+
+    /// Whether a contract is searched for.
+    fn searchable(&self, id: TensorId, tensor: &Tensor) -> bool {
+        self.settings.search
+            && Search::applies(id, tensor.dtype)
+            // Nothing is known of norms and rotations without a model.
+            && (self.settings.model || matches!(id.stage, Stage::Lse | Stage::OLatent | Stage::AttnOut))
+    }
+
+    /// Searches each phase of a tensor for its contract; where one is found, the evidence under it takes the place of the
+    /// other.
+    fn search(
+        &self,
+        id: TensorId,
+        tensor: &Tensor,
+        isolated: &Isolated,
+        counted: &mut BTreeMap<Phase, Evidence>,
+    ) -> Vec<Told> {
+        let names = self.case.plan.names(id.stage);
+        let name = |row: usize| names.get(row).copied();
+        let log_alpha = self.settings.budget.log_alpha();
+        let search = Search { isolated, id, tensor, log_alpha, name: &name };
+        let mut all = Vec::new();
+        for (phase, evidence) in counted {
+            (self.progress)(&format!("{id}, contract"));
+            let known = self.known.get(&(id.form, *phase));
+            let searched = search.run(*phase, Some(evidence), known);
+            let found = searched.found.map(|(found, under)| {
+                *evidence = under;
+                found
+            });
+            let nearest = searched.nearest.filter(|_| found.is_none());
+            all.push((*phase, (searched.tried, nearest), found));
+        }
+        all
+    }
+
+    /// A tensor of which nobody says how it comes about: judged where a contract is found, else None.
+    fn search_given(&mut self, id: TensorId, tensor: &Tensor) -> Option<Vec<Unit>> {
+        let g = &self.layer.spec.geometry;
+        // Its inputs must be there: what is computed for it would be no witness.
+        if id.stage.inputs(g, id.form, false).iter().any(|s| self.tensors.view(id.form).get(*s).is_none()) {
+            return None;
+        }
+        let ready = self.prepare(id).ok().filter(|r| r.chained.is_empty())?;
+        let (view, contract) = (self.tensors.view(id.form), self.contract_for(id, &ready));
+        let isolated = self.isolated(id, &ready, &view, &contract);
+        let mut counted = isolated.compare(id, tensor, None);
+        let found = self.search(id, tensor, &isolated, &mut counted);
+        let log_alpha = self.settings.budget.log_alpha();
+        let names = self.case.plan.names(id.stage);
+        let name = |row: usize| names.get(row).copied();
+        let clean = |e: &Evidence| !e.suspect(log_alpha, &e.tests(&name));
+        if found.is_empty() || !counted.values().all(clean) {
+            return None;
+        }
+        let mut units = self.units_of(id, tensor, &isolated, counted);
+        tell(&mut units, &found);
+        Some(units)
     }
 
     /// Units of a tensor, a phase each, from what was counted.
@@ -405,6 +491,26 @@ impl<'a> Session<'a> {
             units.push(unit);
         }
         units
+    }
+}
+
+/// Of a phase: how many contracts were tried, the nearest where none was found, what was found.
+type Told = (Phase, (usize, Option<(String, f64)>), Option<FoundContract>);
+
+/// Tells units what a search came to.
+fn tell(units: &mut [Unit], all: &[Told]) {
+    for (phase, (tried, nearest), found) in all {
+        for unit in units.iter_mut().filter(|u| u.phase == Some(*phase)) {
+            unit.searched = *tried;
+            unit.found_contract = found.clone();
+            if let Some((name, share)) = nearest {
+                let said = format!(
+                    "no contract found: {tried} tried, the nearest, {name}, leaves {:.2} % of elements unexplained",
+                    100.0 * share
+                );
+                unit.note = Some(unit.note.take().map_or(said.clone(), |n| format!("{n}; {said}")));
+            }
+        }
     }
 }
 

@@ -8,6 +8,7 @@ verdict here, in one place, and nowhere else.
 use super::conclude::{Basis, Power};
 use super::evidence::Test;
 use super::localise::Found;
+use super::search::FoundContract;
 use super::tally::{Digest, Tally};
 use super::verdict::Verdict;
 use crate::trace::{Tensor, TensorId};
@@ -156,6 +157,12 @@ pub struct Unit {
     /// Other contracts and conventions that were tried.
     #[serde(skip_serializing_if = "is_zero")]
     pub tried: usize,
+    /// The contract that it was judged under, where nobody declares one and the bits say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub found_contract: Option<FoundContract>,
+    /// Contracts that were tried in the search for it.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub searched: usize,
     /// Where it is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<Found>,
@@ -202,6 +209,8 @@ impl Unit {
             evidence: Vec::new(),
             explained: None,
             tried: 0,
+            found_contract: None,
+            searched: 0,
             found: None,
             power: None,
             tests: Vec::new(),

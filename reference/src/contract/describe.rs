@@ -42,6 +42,7 @@ impl Contract {
             ("rope_angle", word(&self.rope_angle)),
             ("rope_products", or_none(self.rope_products)),
             ("splits", self.splits.to_string()),
+            ("split_prefill", self.split_prefill.to_string()),
             ("merge_groups", self.merge_groups.map_or("none".into(), |n| n.to_string())),
             ("softmax.tile", s.tile.to_string()),
             ("softmax.order", word(&s.order)),
@@ -110,7 +111,7 @@ impl Display for Contract {
             RowSum::Unrounded => write!(f, ", row sum of f32 P")?,
             RowSum::Rounded => write!(f, ", row sum of cast P")?,
         }
-        write!(f, ", {} in decode", self.splits)?;
+        write!(f, ", {} in {}", self.splits, if self.split_prefill { "decode and prefill" } else { "decode" })?;
         if self.partials == self.lse {
             write!(f, ", partials and lse {}", self.lse)?;
         } else {

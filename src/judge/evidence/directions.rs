@@ -169,7 +169,11 @@ impl Evidence {
     ) {
         // A truncating accumulator's drift of the scores, seen along their rope part alone, has no bound: what is nothing
         // in 16 bits shows in float32.
-        let special = special(piece.terms, rows, (!Self::wide(self.dtype)).then_some(rope), tile);
+        let mut special = special(piece.terms, rows, (!Self::wide(self.dtype)).then_some(rope), tile);
+        let unit = piece.prediction.unit();
+        if unit != 1.0 {
+            special.iter_mut().for_each(|(_, d)| d.mapv_inplace(|v| v * unit));
+        }
         let contract = piece.prediction.contract();
         for (k, &i) in rows.iter().enumerate() {
             let row = piece.at.0 + i;

@@ -277,6 +277,11 @@ impl Evidence {
         all
     }
 
+    /// Share of elements that are not the rounded reference.
+    pub fn flip_share(&self) -> f64 {
+        self.tally.flips as f64 / self.tally.elements.max(1) as f64
+    }
+
     /// Honest share of odd elements of the whole.
     pub fn whole_limit(&self) -> f64 {
         self.limit(&self.whole())

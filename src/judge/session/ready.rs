@@ -38,7 +38,12 @@ fn input(of: TensorId, stage: Stage) -> TensorId {
 impl Session<'_> {
     /// Takes the file's weight for the engine's.
     pub(super) fn assume(&mut self, weight: Weight) {
-        let note = "not captured; the file's is taken";
+        let has = self.layer.weights.matrix(weight).is_some();
+        let note = match (self.settings.model, has) {
+            (true, _) => "not captured; the file's is taken",
+            (false, true) => "the dump's own, taken as it is: there is no model",
+            (false, false) => "not in the dump, and there is no model",
+        };
         let mut unit = Unit::without_data(Which::Weight(weight), None, Verdict::NotCompared, note);
         unit.uncaptured = true;
         if let Some(norm) = self.layer.weights.norm(weight) {
@@ -63,6 +68,10 @@ impl Session<'_> {
         let (g, plan) = (&self.layer.spec.geometry, &self.case.plan);
         if let Some(w) = id.stage.weights(g, id.form).iter().find(|w| self.held.another.contains(w)) {
             return Err(format!("the engine's {w} is another weight altogether"));
+        }
+        let lacks_weight = |w: &&Weight| self.layer.weights.matrix(**w).is_none() && self.layer.weights.norm(**w).is_none();
+        if let Some(w) = id.stage.weights(g, id.form).iter().find(lacks_weight) {
+            return Err(format!("{w} is not in the dump, and there is no model"));
         }
         let split = plan.splits > 1 && plan.decode_rows() > 0;
         let needs = |split| id.stage.inputs(g, id.form, split);
@@ -138,6 +147,7 @@ impl Session<'_> {
             source,
             slacks: self.chain.view(id.form),
             seed: self.settings.seed,
+            wanted: None,
         }
     }
 
