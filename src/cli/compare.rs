@@ -3,7 +3,7 @@
 use super::out::{Failure, Output};
 use super::run::{self, AttentionArg};
 use crate::compare::map::{Map, nearest};
-use crate::compare::{self, Capture, Options, mapped, saved};
+use crate::compare::{self, Capture, Options, hook, mapped, saved};
 use crate::judge::{Budget, Verdict};
 use crate::model::{Model, Reading};
 use crate::report::{ModelReport, Report};
@@ -43,6 +43,9 @@ pub struct CompareArgs {
     /// What is what in the dump, and which engine made it
     #[arg(long, value_name = "FILE.toml")]
     map: Option<PathBuf>,
+    /// Take it for granted that the engine computed with the model's numbers, where the map has no [geometry]
+    #[arg(long)]
+    trust_geometry: bool,
     /// Layer of the dump, instead of the map's; of a saved run: which of its layers
     #[arg(long, value_name = "N")]
     layer: Option<usize>,
@@ -157,13 +160,25 @@ fn wanted(args: &CompareArgs) -> Result<Vec<Wanted>, Failure> {
                 path.display()
             )));
         };
-        let reading = Reading { convention: map.convention(), norm_eps: map.norm_eps };
-        let dump = args.dump.clone();
-        let read = move |model: &Model| {
-            let dump = Dump::open(&dump).map_err(Failure::input)?;
-            mapped::capture(&dump, &map, &model.spec(&reading), layer).map_err(Failure::input)
-        };
-        return Ok(vec![Wanted { layer, reading, read: Box::new(read) }]);
+        if map.geometry.is_empty() && !args.trust_geometry {
+            return Err(Failure::Input(format!(
+                "nothing says which numbers the engine computed with, so equal bits would prove nothing\n  where: {}\n  do: write them in the map, [geometry] heads = …, scale = …, eps_latent = …, or pass --trust-geometry",
+                path.display()
+            )));
+        }
+        return Ok(vec![of_map(args, map, layer)]);
+    }
+    if let Some(mut maps) = hook::maps(&args.dump).map_err(Failure::input)? {
+        let layers: Vec<usize> = maps.iter().filter_map(|m| m.layer).collect();
+        maps.retain(|m| args.layer.is_none_or(|l| m.layer == Some(l)));
+        if maps.is_empty() {
+            return Err(not_there(args, &layers, "dumped"));
+        }
+        return Ok(maps
+            .into_iter()
+            .map(|m| (m.layer.unwrap_or(0), m))
+            .map(|(l, m)| of_map(args, m, l))
+            .collect());
     }
     let Some(mut saved) = saved::open(&args.dump).map_err(Failure::input)? else {
         return Err(Failure::Input(format!(
@@ -172,15 +187,10 @@ fn wanted(args: &CompareArgs) -> Result<Vec<Wanted>, Failure> {
             arrays(args)
         )));
     };
-    if let Some(layer) = args.layer {
-        let all = crate::model::list(&saved.iter().map(|s| s.layer()).collect::<Vec<_>>());
-        saved.retain(|s| s.layer() == layer);
-        if saved.is_empty() {
-            return Err(Failure::Input(format!(
-                "layer {layer} was not saved\n  where: {}\n  do: choose among {all}",
-                args.dump.display()
-            )));
-        }
+    let layers: Vec<usize> = saved.iter().map(|s| s.layer()).collect();
+    saved.retain(|s| args.layer.is_none_or(|l| s.layer() == l));
+    if saved.is_empty() {
+        return Err(not_there(args, &layers, "saved"));
     }
     let wanted = |s: saved::Saved| Wanted {
         layer: s.layer(),
@@ -188,6 +198,30 @@ fn wanted(args: &CompareArgs) -> Result<Vec<Wanted>, Failure> {
         read: Box::new(move |model: &Model| s.capture(model).map_err(Failure::input)),
     };
     Ok(saved.into_iter().map(wanted).collect())
+}
+
+/// A layer that a map reads.
+fn of_map(args: &CompareArgs, map: Map, layer: usize) -> Wanted {
+    let reading = Reading { convention: map.convention(), norm_eps: map.norm_eps };
+    let dump = args.dump.clone();
+    let read = move |model: &Model| {
+        let dump = Dump::open(&dump).map_err(Failure::input)?;
+        mapped::capture(&dump, &map, &model.spec(&reading), layer).map_err(Failure::input)
+    };
+    Wanted { layer, reading, read: Box::new(read) }
+}
+
+/// The layer that was asked for is none of the dump's.
+fn not_there(args: &CompareArgs, layers: &[usize], how: &str) -> Failure {
+    let mut layers = layers.to_vec();
+    layers.sort_unstable();
+    layers.dedup();
+    Failure::Input(format!(
+        "layer {} was not {how}\n  where: {}\n  do: choose among {}",
+        args.layer.unwrap_or(0),
+        args.dump.display(),
+        crate::model::list(&layers)
+    ))
 }
 
 /// What the dump holds, for whoever is about to write a map.
