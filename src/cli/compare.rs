@@ -3,22 +3,25 @@
 use super::out::{Failure, Output};
 use super::run::{self, AttentionArg};
 use crate::compare::map::{Map, nearest};
-use crate::compare::{self, Capture, Options, mapped, saved};
+use crate::compare::{self, Capture, Options, hook, mapped, saved};
 use crate::judge::{Budget, Verdict};
 use crate::model::{Model, Reading};
 use crate::report::{ModelReport, Report};
 use crate::trace::read::Dump;
 use clap::Args;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Options of `compare`.
 #[derive(Args)]
+#[command(override_usage = "mla-check compare [OPTIONS] [MODEL] <DUMP>")]
 #[command(after_help = "Examples:
   mla-check compare model.gguf dump.safetensors --map vllm.toml
   mla-check compare model.gguf dump/ --map sglang.toml --layer 3
 
   mla-check run model.gguf --save tensors/
   mla-check compare model.gguf tensors/            (needs no map)
+
+  mla-check compare dump.npz --map kernel.toml     (no model: [geometry] gives widths and scale)
 
 A map says which array is which tensor; docs/dumps.md lists its fields, with an example:
   engine = { backend = \"vllm\", version = \"0.33.0\" }
@@ -32,17 +35,19 @@ A map says which array is which tensor; docs/dumps.md lists its fields, with an 
   o_latent = \"attn_output\"
 
 Not part of this version: hooks for vLLM and SGLang, built-in maps for their names, ranks put together, logs of
-norms alone, searches for the contract, causes.")]
+norms alone, causes.")]
 pub struct CompareArgs {
-    /// Model file: GGUF, any part of a split one
-    #[arg(value_name = "MODEL")]
-    model: PathBuf,
-    /// A .npy, .npz, .safetensors or torch.save .pt file, a folder of these, or a folder that `run --save` wrote
-    #[arg(value_name = "DUMP")]
-    dump: PathBuf,
+    /// Model file (GGUF, any part of a split one); without one, attention alone is judged, by the widths and the scale of
+    /// the map's [geometry]. Then the dump: a .npy, .npz, .safetensors or torch.save .pt file, a folder of these, or a
+    /// folder that `run --save` wrote
+    #[arg(value_names = ["MODEL", "DUMP"], num_args = 1..=2, required = true)]
+    paths: Vec<PathBuf>,
     /// What is what in the dump, and which engine made it
     #[arg(long, value_name = "FILE.toml")]
     map: Option<PathBuf>,
+    /// Take it for granted that the engine computed with the model's numbers, where the map has no [geometry]
+    #[arg(long)]
+    trust_geometry: bool,
     /// Layer of the dump, instead of the map's; of a saved run: which of its layers
     #[arg(long, value_name = "N")]
     layer: Option<usize>,
@@ -66,6 +71,17 @@ pub struct CompareArgs {
     bisect: bool,
 }
 
+impl CompareArgs {
+    /// The model file, where there is one.
+    fn model(&self) -> Option<&Path> {
+        self.paths.first().filter(|_| self.paths.len() > 1).map(PathBuf::as_path)
+    }
+    /// The dump.
+    fn dump(&self) -> &Path {
+        self.paths.last().map(PathBuf::as_path).unwrap_or(Path::new(""))
+    }
+}
+
 /// Reads a layer's tensors once the model is open.
 type ReadCapture = Box<dyn Fn(&Model) -> Result<Capture, Failure>>;
 
@@ -82,8 +98,9 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
         run::check_report_path(path)?;
     }
     run::threads(args.threads)?;
+    let Some(model) = args.model() else { return bare(args, out) };
     let wanted = wanted(args)?;
-    let model = Model::open(&args.model).map_err(Failure::input)?;
+    let model = Model::open(model).map_err(Failure::input)?;
     for w in model.gguf().warnings() {
         out.warn(&w.to_string());
     }
@@ -141,14 +158,57 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
     run::emit(report, broken, &args.report, args.bisect, out)
 }
 
+/// Judges a dump without a model.
+fn bare(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
+    exists(args)?;
+    let Some(path) = &args.map else {
+        return Err(Failure::Input(format!(
+            "without a model nothing says what the dump's widths are\n  where: {}\n  do: pass --map FILE.toml with a complete [geometry] (docs/dumps.md), or name the model file before the dump{}",
+            args.dump().display(),
+            arrays(args)
+        )));
+    };
+    let map = Map::read(path).map_err(Failure::input)?;
+    let dump = Dump::open(args.dump()).map_err(Failure::input)?;
+    let layer = args.layer.or(map.layer).unwrap_or(0);
+    let bar = out.progress(0);
+    bar.set_message("reading the dump");
+    let (spec, mut capture) = compare::bare::capture(&dump, &map, layer).map_err(Failure::input)?;
+    let mut left_out = std::mem::take(&mut capture.left_out);
+    left_out.push("norms, projections, rotations and weights: they need a model".into());
+    let options = Options { budget: Budget { alpha: args.budget, promise: args.promise } };
+    let judged = compare::bare::layer(spec, layer, capture, &options, &|what| bar.set_message(what.to_string()));
+    bar.finish_and_clear();
+    let report = Report {
+        schema: "mla-check.compare/1",
+        version: env!("CARGO_PKG_VERSION"),
+        verdict: Verdict::NotCompared,
+        exit: 0,
+        deliberate_fault: None,
+        model: ModelReport::none(),
+        convention: "none",
+        engine_choice: format!("read by {}", path.display()),
+        layers: Vec::from([judged.map_err(run::failure)?]),
+        not_judged: compare::not_judged(&left_out),
+        command: run::command(),
+    };
+    run::emit(report, None, &args.report, args.bisect, out)
+}
+
+/// Whether there is a dump at all.
+fn exists(args: &CompareArgs) -> Result<(), Failure> {
+    if args.dump().exists() {
+        return Ok(());
+    }
+    Err(Failure::Input(format!(
+        "there is no such file or folder\n  where: {}\n  do: check the path of the dump",
+        args.dump().display()
+    )))
+}
+
 /// The layers to judge, by a map or by the manifests of a saved run.
 fn wanted(args: &CompareArgs) -> Result<Vec<Wanted>, Failure> {
-    if !args.dump.exists() {
-        return Err(Failure::Input(format!(
-            "there is no such file or folder\n  where: {}\n  do: check the path of the dump",
-            args.dump.display()
-        )));
-    }
+    exists(args)?;
     if let Some(path) = &args.map {
         let map = Map::read(path).map_err(Failure::input)?;
         let Some(layer) = args.layer.or(map.layer) else {
@@ -157,30 +217,37 @@ fn wanted(args: &CompareArgs) -> Result<Vec<Wanted>, Failure> {
                 path.display()
             )));
         };
-        let reading = Reading { convention: map.convention(), norm_eps: map.norm_eps };
-        let dump = args.dump.clone();
-        let read = move |model: &Model| {
-            let dump = Dump::open(&dump).map_err(Failure::input)?;
-            mapped::capture(&dump, &map, &model.spec(&reading), layer).map_err(Failure::input)
-        };
-        return Ok(vec![Wanted { layer, reading, read: Box::new(read) }]);
+        if map.geometry.is_empty() && !args.trust_geometry {
+            return Err(Failure::Input(format!(
+                "nothing says which numbers the engine computed with, so equal bits would prove nothing\n  where: {}\n  do: write them in the map, [geometry] heads = …, scale = …, eps_latent = …, or pass --trust-geometry",
+                path.display()
+            )));
+        }
+        return Ok(vec![of_map(args, map, layer)]);
     }
-    let Some(mut saved) = saved::open(&args.dump).map_err(Failure::input)? else {
+    if let Some(mut maps) = hook::maps(args.dump()).map_err(Failure::input)? {
+        let layers: Vec<usize> = maps.iter().filter_map(|m| m.layer).collect();
+        maps.retain(|m| args.layer.is_none_or(|l| m.layer == Some(l)));
+        if maps.is_empty() {
+            return Err(not_there(args, &layers, "dumped"));
+        }
+        return Ok(maps
+            .into_iter()
+            .map(|m| (m.layer.unwrap_or(0), m))
+            .map(|(l, m)| of_map(args, m, l))
+            .collect());
+    }
+    let Some(mut saved) = saved::open(args.dump()).map_err(Failure::input)? else {
         return Err(Failure::Input(format!(
             "nothing says which array of the dump is which tensor\n  where: {}\n  do: pass --map FILE.toml (docs/dumps.md), or name a folder that `mla-check run --save` wrote{}",
-            args.dump.display(),
+            args.dump().display(),
             arrays(args)
         )));
     };
-    if let Some(layer) = args.layer {
-        let all = crate::model::list(&saved.iter().map(|s| s.layer()).collect::<Vec<_>>());
-        saved.retain(|s| s.layer() == layer);
-        if saved.is_empty() {
-            return Err(Failure::Input(format!(
-                "layer {layer} was not saved\n  where: {}\n  do: choose among {all}",
-                args.dump.display()
-            )));
-        }
+    let layers: Vec<usize> = saved.iter().map(|s| s.layer()).collect();
+    saved.retain(|s| args.layer.is_none_or(|l| s.layer() == l));
+    if saved.is_empty() {
+        return Err(not_there(args, &layers, "saved"));
     }
     let wanted = |s: saved::Saved| Wanted {
         layer: s.layer(),
@@ -190,9 +257,33 @@ fn wanted(args: &CompareArgs) -> Result<Vec<Wanted>, Failure> {
     Ok(saved.into_iter().map(wanted).collect())
 }
 
+/// A layer that a map reads.
+fn of_map(args: &CompareArgs, map: Map, layer: usize) -> Wanted {
+    let reading = Reading { convention: map.convention(), norm_eps: map.norm_eps };
+    let dump = args.dump().to_path_buf();
+    let read = move |model: &Model| {
+        let dump = Dump::open(&dump).map_err(Failure::input)?;
+        mapped::capture(&dump, &map, &model.spec(&reading), layer).map_err(Failure::input)
+    };
+    Wanted { layer, reading, read: Box::new(read) }
+}
+
+/// The layer that was asked for is none of the dump's.
+fn not_there(args: &CompareArgs, layers: &[usize], how: &str) -> Failure {
+    let mut layers = layers.to_vec();
+    layers.sort_unstable();
+    layers.dedup();
+    Failure::Input(format!(
+        "layer {} was not {how}\n  where: {}\n  do: choose among {}",
+        args.layer.unwrap_or(0),
+        args.dump().display(),
+        crate::model::list(&layers)
+    ))
+}
+
 /// What the dump holds, for whoever is about to write a map.
 fn arrays(args: &CompareArgs) -> String {
-    let Ok(dump) = Dump::open(&args.dump) else { return String::new() };
+    let Ok(dump) = Dump::open(args.dump()) else { return String::new() };
     let names: Vec<&str> = dump.entries().iter().map(|e| e.name.as_str()).collect();
     let shown = nearest("", &names);
     format!(

@@ -15,8 +15,27 @@ enum Dim {
     One,
     /// One of ours.
     Axis(Axis),
-    /// Keys and values of a head, as kv_b has them.
-    NopeValue,
+    /// Two of ours, one after the other.
+    Joint(&'static Joint),
+}
+
+/// Axes that software lays one after the other, and the table does not.
+#[derive(Debug, PartialEq)]
+struct Joint {
+    name: &'static str,
+    parts: [Axis; 2],
+}
+
+/// Keys and values of a head, as kv_b has them; the stacked projection of queries and latents.
+static JOINTS: [Joint; 2] = [
+    Joint { name: "nope+value", parts: [Axis::Nope, Axis::Value] },
+    Joint { name: "q_rank+latent+rope", parts: [Axis::QRank, Axis::LatentRope] },
+];
+
+impl Joint {
+    fn len(&self, g: &Geometry) -> usize {
+        self.parts.iter().map(|a| a.len(g).unwrap_or(0)).sum()
+    }
 }
 
 const AXES: [Axis; 14] = [
@@ -39,11 +58,16 @@ const AXES: [Axis; 14] = [
 fn dim(name: &str) -> Result<Dim, String> {
     match name.trim() {
         "1" => Ok(Dim::One),
-        "nope+value" => Ok(Dim::NopeValue),
-        other => AXES.into_iter().find(|a| a.name() == other).map(Dim::Axis).ok_or_else(|| {
-            let names: Vec<&str> = AXES.iter().map(|a| a.name()).collect();
-            format!("no axis is called {other:?}; there are {}, nope+value, and 1", names.join(", "))
-        }),
+        other => {
+            let joint = JOINTS.iter().find(|j| j.name == other).map(Dim::Joint);
+            joint.or_else(|| AXES.into_iter().find(|a| a.name() == other).map(Dim::Axis)).ok_or_else(|| {
+                let names = AXES.iter().map(|a| a.name()).chain(JOINTS.iter().map(|j| j.name));
+                format!(
+                    "no axis is called {other:?}; there are {}, and 1",
+                    names.collect::<Vec<_>>().join(", ")
+                )
+            })
+        }
     }
 }
 
@@ -188,7 +212,7 @@ fn by_names(array: &Array, names: &[String], entry: &Entry, wanted: &Wanted) -> 
         // An axis that is cut to the length of a part of it is that part.
         let joint = || {
             found.iter().position(|(d, w)| match (d, axis) {
-                (Dim::NopeValue, Axis::Nope | Axis::Value) => true,
+                (Dim::Joint(j), _) => j.parts.contains(&axis),
                 (Dim::Axis(Axis::NopeRope), Axis::Nope | Axis::Rope)
                 | (Dim::Axis(Axis::LatentRope), Axis::Latent | Axis::Rope) => {
                     axis.len(wanted.g) == Some(w.len)
@@ -199,11 +223,11 @@ fn by_names(array: &Array, names: &[String], entry: &Entry, wanted: &Wanted) -> 
         let w = match at.or_else(joint) {
             Some(at) => {
                 let (d, mut w) = found.swap_remove(at);
-                if d == Dim::NopeValue && w.len == wanted.g.nope + wanted.g.value {
-                    (w.first, w.len) = match axis {
-                        Axis::Nope => (w.first, wanted.g.nope),
-                        _ => (w.first + wanted.g.nope, wanted.g.value),
-                    };
+                if let Dim::Joint(j) = d
+                    && w.len == j.len(wanted.g)
+                {
+                    let [a, b] = j.parts.map(|a| a.len(wanted.g).unwrap_or(0));
+                    (w.first, w.len) = if axis == j.parts[0] { (w.first, a) } else { (w.first + a, b) };
                 }
                 w
             }
@@ -214,7 +238,7 @@ fn by_names(array: &Array, names: &[String], entry: &Entry, wanted: &Wanted) -> 
     if let Some((d, w)) = found.iter().find(|(_, w)| w.len != 1) {
         let name = match d {
             Dim::Axis(a) => a.name(),
-            Dim::NopeValue => "nope+value",
+            Dim::Joint(j) => j.name,
             Dim::One => "1",
         };
         return Err(format!(
@@ -228,7 +252,7 @@ fn by_names(array: &Array, names: &[String], entry: &Entry, wanted: &Wanted) -> 
 fn length(d: Dim, wanted: &Wanted) -> Option<usize> {
     match d {
         Dim::One => Some(1),
-        Dim::NopeValue => Some(wanted.g.nope + wanted.g.value),
+        Dim::Joint(j) => Some(j.len(wanted.g)),
         Dim::Axis(a) => a.len(wanted.g).or_else(|| {
             let at = wanted.axes.iter().position(|x| *x == a)?;
             wanted.shape[at]

@@ -38,18 +38,16 @@ pub fn spec(map: &Map) -> Result<Spec, CompareError> {
     let bad = |what: String, how: &str| CompareError::new(what, "the map, without a model", how);
     let model = "name the model file before the dump: mla-check compare MODEL DUMP";
     for (target, _) in &map.stages {
-        if let Target::Stage(stage, form) = target {
-            let form = form.or(map.form);
-            let projected = *stage == Stage::AttnOut && form == Some(Form::Absorbed);
-            if !STAGES.contains(stage) {
-                return Err(bad(format!("{stage} needs a model: its weights or its table are not in a map"), model));
-            }
-            if projected && !map.weights.iter().any(|(w, _)| *w == Weight::WUv) {
-                return Err(bad(
-                    "absorbed/attn_out needs w_uv, from a model or from the dump".into(),
-                    "name w_uv in [tensors], or the model file before the dump",
-                ));
-            }
+        let stage = target.stage();
+        if !STAGES.contains(&stage) {
+            return Err(bad(format!("{stage} needs a model: its weights or its table are not in a map"), model));
+        }
+        let projected = stage == Stage::AttnOut && target.form().or(map.form) == Some(Form::Absorbed);
+        if projected && !map.weights.iter().any(|(w, _)| *w == Weight::WUv) {
+            return Err(bad(
+                "absorbed/attn_out needs w_uv, from a model or from the dump".into(),
+                "name w_uv in [tensors], or the model file before the dump",
+            ));
         }
     }
     if let Some((w, _)) = map.weights.iter().find(|(w, _)| !matches!(w, Weight::WUk | Weight::WUv)) {
@@ -76,7 +74,7 @@ pub fn spec(map: &Map) -> Result<Spec, CompareError> {
         *to = *value as usize;
     }
     let scale = map.geometry.get("scale").copied().filter(|s| s.is_finite() && *s > 0.0);
-    let fused = map.stages.iter().any(|(t, _)| matches!(t, Target::Stage(Stage::K | Stage::V, _)));
+    let fused = map.stages.iter().any(|(t, _)| matches!(t.stage(), Stage::K | Stage::V));
     let lacks = |axes: &[Axis]| -> Option<&'static str> {
         axes.iter().find_map(|a| match a {
             Axis::Head if g.heads == 0 => Some("heads"),
@@ -91,7 +89,7 @@ pub fn spec(map: &Map) -> Result<Spec, CompareError> {
         Target::QPe => lacks(&[Axis::Head, Axis::Rope]),
         // Of the absorbed form the columns that are not rotated play no part.
         Target::Stage(Stage::Q, _) if !fused => lacks(&[Axis::Head, Axis::Rope]),
-        Target::Stage(stage, form) => lacks(&stage.axes(form.or(map.form))),
+        of => lacks(&of.stage().axes(of.form().or(map.form))),
     });
     let of_weights = map.weights.iter().find_map(|(w, _)| lacks(w.row().axes));
     if let Some(name) = of_stages.or(of_weights).or(scale.is_none().then_some("scale")) {
@@ -128,8 +126,13 @@ impl Weights for Taken<'_> {
 /// # Errors
 /// As [`spec`] and [`mapped::capture`].
 pub fn capture(dump: &Dump, map: &Map, layer: usize) -> Result<(Spec, Capture), CompareError> {
-    let spec = spec(map)?;
-    let capture = mapped::capture(dump, map, &spec, layer)?;
+    // What a built-in map may name, and what of it needs a model, is left out.
+    let mut map = map.clone();
+    map.stages.retain(|(t, e)| !e.optional || STAGES.contains(&t.stage()));
+    map.weights.retain(|(w, e)| !e.optional || matches!(w, Weight::WUk | Weight::WUv));
+    let spec = spec(&map)?;
+    let mut capture = mapped::capture(dump, &map, &spec, layer)?;
+    capture.model = false;
     Ok((spec, capture))
 }
 
@@ -145,9 +148,9 @@ pub fn layer(
     progress: &dyn Fn(&str),
 ) -> Result<LayerReport, CheckError> {
     let values = std::mem::take(&mut capture.weights);
+    let spec = capture.heads.take().map_or(spec.clone(), |h| h.spec(&spec));
     let g = spec.geometry;
     let taken = Taken(values.iter().map(|(w, v)| (*w, Dense { data: v, cols: w.matrix(&g).1 })).collect());
-    capture.model = false;
     let layer = Layer { index, spec, weights: &taken };
     judged(&layer, Vec::new(), Layout::Split, capture, options, Vec::new(), progress)
 }

@@ -9,8 +9,11 @@ judge, report.
 
 pub mod arrange;
 pub mod bare;
+pub mod heads;
+pub mod hook;
 pub mod map;
 pub mod mapped;
+mod points;
 pub mod saved;
 
 use crate::case::Case;
@@ -21,7 +24,7 @@ use crate::model::{Layer, Layout, Model, Reading, Stored};
 use crate::report::{CaseReport, Judgement, LayerReport};
 use crate::trace::{Tensor, TensorId};
 use mla_reference::product::Dense;
-use mla_reference::{Contract, Form, Spec, Splits, Stage, Weight};
+use mla_reference::{Contract, Form, Spec, Splits, Stage, Weight, Weights};
 use std::collections::BTreeMap;
 
 /// Why a dump can't be compared: what, where, what to do.
@@ -88,6 +91,14 @@ pub struct Capture {
     pub scalars: Vec<ScalarDifference>,
     /// What of the dump was left out, in words.
     pub left_out: Vec<String>,
+    /// Tensors that the engine's path does not have, and why.
+    pub not_applicable: Vec<(TensorId, String)>,
+    /// The heads that the dump holds, where it lacks some.
+    pub heads: Option<heads::Heads>,
+    /// `attn_out` as the output projection reads it, where it was taken there as well.
+    pub caller: Vec<(TensorId, Tensor)>,
+    /// What is wrong with a tensor, whatever its values are.
+    pub evidence: Vec<(TensorId, String)>,
 }
 
 /// Scalars that a dump states, against those of the model. Unknown names are an error.
@@ -160,10 +171,29 @@ pub fn judge(
     }
     // lse last: its row sum is that of the output, whose contract may have to be found first.
     capture.tensors.sort_by_key(|(id, _)| (id.form, id.stage == Stage::Lse, id.stage));
+    let mut caller = std::mem::take(&mut capture.caller);
+    // What was to be there and is not has no turn of its own: `out` still has something to be judged from.
+    for (id, read) in caller.extract_if(.., |c| !capture.tensors.iter().any(|t| t.0 == c.0)) {
+        session.add(points::unseen(id));
+        session.hand_on(id, read);
+    }
     for (id, mut tensor) in std::mem::take(&mut capture.tensors) {
         session.tensor(id, &mut tensor).map_err(crate::engine::EngineError::from)?;
+        if let Some((_, read)) = caller.iter().find(|c| c.0 == id) {
+            session.add(points::compare(id, &tensor, read));
+            session.hand_on(id, read.clone());
+        }
     }
-    Ok(session.finish())
+    for (id, what) in std::mem::take(&mut capture.evidence) {
+        session.evidence(id, &what).map_err(crate::engine::EngineError::from)?;
+    }
+    let (mut units, odd) = session.finish();
+    for (id, why) in &capture.not_applicable {
+        for u in units.iter_mut().filter(|u| u.uncaptured && u.which == Which::Tensor(*id)) {
+            (u.verdict, u.note) = (Verdict::NotApplicable, Some(why.clone()));
+        }
+    }
+    Ok((units, odd))
 }
 
 /// The report of one layer of a dump.
@@ -174,14 +204,21 @@ pub fn layer(
     model: &Model,
     index: usize,
     reading: &Reading,
-    capture: Capture,
+    mut capture: Capture,
     options: &Options,
     progress: &dyn Fn(&str),
 ) -> Result<LayerReport, CheckError> {
     let stored = model.weights(index)?;
-    let spec = model.spec(reading);
-    let conventions = other_conventions(model, &spec);
-    let layer = Layer { index, spec, weights: &stored };
+    let all = model.spec(reading);
+    let heads = capture.heads.take();
+    let spec = heads.as_ref().map_or_else(|| all.clone(), |h| h.spec(&all));
+    let cut = heads.as_ref().map(|h| heads::OfHeads::new(&stored, h, &all.geometry));
+    let weights: &dyn Weights = cut.as_ref().map_or(&stored, |c| c);
+    let mut conventions = other_conventions(model, &all);
+    if let Some(h) = &heads {
+        conventions.iter_mut().for_each(|(_, other)| *other = h.spec(other));
+    }
+    let layer = Layer { index, spec, weights };
     judged(&layer, stored.stored.clone(), stored.layout, capture, options, conventions, progress)
 }
 
@@ -259,10 +296,9 @@ pub fn not_judged(left_out: &[String]) -> Vec<String> {
     let mut all: Vec<String> = left_out.to_vec();
     all.extend(
         [
-            "rows, heads and layers that are not in the dump",
-            "whether the caller reads the buffer that was dumped, what ran before the dump was taken, and other ranks",
+            "rows, heads, ranks and layers that are not in the dump, and what ran before it was taken",
             "anything outside attention: if all is clean here, look at router, experts, norms after attention, sampling, chat template",
-            "what else explains a difference: causes beyond contracts and conventions, and searches for the contract, are not part of this version",
+            "what else explains a difference: causes beyond contracts and conventions are not part of this version",
         ]
         .map(str::to_string),
     );

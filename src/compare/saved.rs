@@ -184,6 +184,10 @@ impl Saved {
             model: true,
             other_software: false,
             scalars: differ,
+            not_applicable: Vec::new(),
+            heads: None,
+            caller: Vec::new(),
+            evidence: Vec::new(),
             left_out: vec!["the weights that the engine held: `run --save` does not write them".into()],
         })
     }

@@ -11,6 +11,8 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
+    /// The engine's path does not have this tensor, with the reason beside it.
+    NotApplicable,
     /// Every bit is the correctly rounded reference (copies: equal).
     Exact,
     /// Differences that rounding explains.
@@ -69,6 +71,7 @@ use anstyle::AnsiColor::{Green, Magenta, Red, Yellow};
 
 /// The table, in the order of [`Verdict`].
 pub static TABLE: &[Row] = &[
+    row(Verdict::NotApplicable, "not applicable", 3, 125, '-', None),
     row(Verdict::Exact, "exact", 0, 0, '=', Some(Green)),
     row(Verdict::Rounding, "rounding", 0, 0, '~', Some(Green)),
     row(Verdict::ContractDiffers, "contract differs", 0, 0, 'c', Some(Yellow)),

@@ -296,3 +296,11 @@ mod tests {
         assert!(ranges(&many).ends_with("… (20 in all)"));
     }
 }
+
+/// Contracts that were found, each with the tensor that it explains, in the order of judgement.
+pub fn contracts(l: &LayerReport) -> Vec<String> {
+    l.tensors
+        .iter()
+        .filter_map(|u| u.found_contract.as_ref().map(|found| format!("{}: {found}", u.title())))
+        .collect()
+}

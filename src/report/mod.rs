@@ -63,6 +63,11 @@ pub struct ModelReport {
 }
 
 impl ModelReport {
+    /// Of a dump that is compared without one.
+    pub fn none() -> ModelReport {
+        ModelReport { files: Vec::new(), architecture: "none", name: None, layers: 0 }
+    }
+
     /// Of an open model.
     pub fn new(model: &Model) -> ModelReport {
         ModelReport {

@@ -57,10 +57,12 @@ fn verdict_line(report: &Report, l: &LayerReport) -> String {
         (v, None) => v.to_string(),
     };
     line += &format!(
-        "engine {}, layer {} of {}, weights as stored{}: {}",
+        "engine {}, {}{}: {}",
         l.engine.name,
-        l.layer,
-        report.model.layers,
+        match report.model.layers {
+            0 => "no model".to_string(),
+            n => format!("layer {} of {n}, weights as stored", l.layer),
+        },
         l.judged.as_ref().map_or(String::new(), |j| format!(", contract {}", j.by)),
         paint(l.verdict, &verdict)
     );
@@ -85,6 +87,9 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         }
         let _ = writeln!(out, "  no tensor was compared: both sides must compute the same thing first\n");
         return;
+    }
+    for found in finding::contracts(l) {
+        wrapped(out, "contract found: ", &found, width);
     }
     if let (Verdict::Exact | Verdict::Rounding, Some(seen)) = (l.verdict, seen(l)) {
         wrapped(out, "", &seen, width);
@@ -115,12 +120,11 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         [first, rest @ ..] => format!("{first} and {} more", rest.len()),
         [] => String::new(),
     };
-    wrapped(
-        out,
-        "model     ",
-        &format!("{files}, {}, convention {}", m.architecture, report.convention),
-        width,
-    );
+    let model = match m.layers {
+        0 => "none: widths and the softmax scale are the map's".to_string(),
+        _ => format!("{files}, {}, convention {}", m.architecture, report.convention),
+    };
+    wrapped(out, "model     ", &model, width);
     wrapped(out, "engine    ", &format!("{}; {}", l.engine.device, report.engine_choice), width);
     wrapped(out, "contract  ", &l.contract_text, width);
     let c = &l.case;

@@ -2,7 +2,7 @@
 What a dump holds: one file, or a folder of files.
 
 A file with one array gives it the file's name without its ending; of one with several, in a folder, the file's name
-stands before theirs, with a slash.
+stands before theirs, with a slash. Folders inside are read too; their names stand before those of their files.
 */
 
 use super::pickle::Strided;
@@ -14,6 +14,9 @@ use safetensors::{Dtype, SafeTensors};
 use std::path::{Path, PathBuf};
 
 const KINDS: &str = "give a .npy, .npz, .safetensors or .pt file (torch.save), or a folder of these";
+
+/// Folders inside folders that are looked into.
+const DEEPEST: usize = 3;
 
 /// Arrays by name.
 pub struct Dump {
@@ -27,6 +30,8 @@ pub struct Dump {
 pub struct Entry {
     /// Name, as maps write it.
     pub name: String,
+    /// The longer name of a file's only array.
+    full: Option<String>,
     file: usize,
     part: Part,
 }
@@ -45,16 +50,10 @@ impl Dump {
     pub fn open(path: &Path) -> Result<Dump, ReadError> {
         let mut dump = Dump { path: path.into(), files: Vec::new(), entries: Vec::new() };
         if !path.is_dir() {
-            dump.add(path, false)?;
+            dump.add(path, None)?;
             return Ok(dump);
         }
-        let mut inside: Vec<PathBuf> = std::fs::read_dir(path)
-            .and_then(|all| all.map(|e| e.map(|e| e.path())).collect())
-            .map_err(|e| ReadError::io(&e, path))?;
-        inside.sort();
-        for file in inside.iter().filter(|f| kind(f).is_some()) {
-            dump.add(file, true)?;
-        }
+        dump.folder(path, "", DEEPEST)?;
         if dump.entries.is_empty() {
             return Err(ReadError::new("the folder holds no arrays", path, KINDS));
         }
@@ -76,6 +75,12 @@ impl Dump {
         self.entries.iter().find(|e| e.name == name)
     }
 
+    /// The arrays of a name in which `*` stands for any text.
+    pub fn matching(&self, pattern: &str) -> Vec<&Entry> {
+        let is = |name: &str| like(pattern.as_bytes(), name.as_bytes());
+        self.entries.iter().filter(|e| is(&e.name) || e.full.as_deref().is_some_and(is)).collect()
+    }
+
     /// Reads an array.
     pub fn read(&self, entry: &Entry) -> Result<Array, ReadError> {
         let file = &self.files[entry.file];
@@ -93,7 +98,25 @@ impl Dump {
         })
     }
 
-    fn add(&mut self, path: &Path, in_folder: bool) -> Result<(), ReadError> {
+    /// Adds a folder's files, in the order of their names; `before` stands before these.
+    fn folder(&mut self, path: &Path, before: &str, deeper: usize) -> Result<(), ReadError> {
+        let mut inside: Vec<PathBuf> = std::fs::read_dir(path)
+            .and_then(|all| all.map(|e| e.map(|e| e.path())).collect())
+            .map_err(|e| ReadError::io(&e, path))?;
+        inside.sort();
+        for file in inside {
+            if file.is_dir() && deeper > 0 {
+                let name = file.file_name().unwrap_or_default().to_string_lossy();
+                self.folder(&file, &format!("{before}{name}/"), deeper - 1)?;
+            } else if kind(&file).is_some() && file.is_file() {
+                self.add(&file, Some(before))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a file; of a folder, what stands before its name.
+    fn add(&mut self, path: &Path, folder: Option<&str>) -> Result<(), ReadError> {
         let kind = kind(path).ok_or_else(|| match path.exists() {
             true => ReadError::new("a file of this kind is not read", path, KINDS),
             false => ReadError::io(&std::io::Error::from(std::io::ErrorKind::NotFound), path),
@@ -109,17 +132,39 @@ impl Dump {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let one = parts.len() == 1;
         for (inner, part) in parts {
-            let name = match in_folder {
-                true if one => stem.clone(),
-                true => format!("{stem}/{inner}"),
-                false if inner.is_empty() => stem.clone(),
-                false => inner,
+            let (name, full) = match folder {
+                Some(before) if one => (
+                    format!("{before}{stem}"),
+                    (!inner.is_empty()).then(|| format!("{before}{stem}/{inner}")),
+                ),
+                Some(before) => (format!("{before}{stem}/{inner}"), None),
+                None if inner.is_empty() => (stem.clone(), None),
+                None => (inner, None),
             };
-            self.entries.push(Entry { name, file: self.files.len(), part });
+            self.entries.push(Entry { name, full, file: self.files.len(), part });
         }
         self.files.push(map);
         Ok(())
     }
+}
+
+/// Whether a name is one that a pattern stands for, whose `*` is any text. Linear in memory, no recursion.
+fn like(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut p, mut n, mut back) = (0, 0, None);
+    while n < name.len() {
+        if p < pattern.len() && pattern[p] == b'*' {
+            back = Some((p + 1, n));
+            p += 1;
+        } else if p < pattern.len() && pattern[p] == name[n] {
+            (p, n) = (p + 1, n + 1);
+        } else if let Some((after, from)) = back {
+            back = Some((after, from + 1));
+            (p, n) = (after, from + 1);
+        } else {
+            return false;
+        }
+    }
+    pattern[p..].iter().all(|c| *c == b'*')
 }
 
 #[derive(Clone, Copy)]
@@ -178,4 +223,26 @@ fn safetensor(bytes: &[u8], name: &str) -> Result<Array, String> {
         other => return Err(format!("dtype {other:?} is not read")),
     };
     Array::new(stored, tensor.shape().to_vec(), tensor.data().to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::like;
+
+    #[test]
+    fn stars_stand_for_any_text() {
+        for (pattern, name, is) in [
+            ("a", "a", true),
+            ("a", "ab", false),
+            ("*", "", true),
+            ("a*c", "abcbc", true),
+            ("a*c", "abcb", false),
+            ("*b*", "abc", true),
+            ("*name=q.output___*", "step=0___name=q.output___layer=1", true),
+            ("*name=q.output___*", "step=0___name=q.output2___layer=1", false),
+            ("", "a", false),
+        ] {
+            assert_eq!(like(pattern.as_bytes(), name.as_bytes()), is, "{pattern} {name}");
+        }
+    }
 }

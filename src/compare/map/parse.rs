@@ -1,173 +1,35 @@
 /*!
-Maps: which array of a dump is which tensor, and what the dump does not say of itself.
+Maps as files: TOML with a closed set of keys.
 
-TOML with a closed set of keys ([docs/dumps.md](../../../docs/dumps.md)). Unknown names are errors that list the nearest
-ones: a map with a slip of the pen must not turn a tensor into one that was not captured.
+Unknown names are errors that list the nearest ones: a map with a slip of the pen must not turn a tensor into one that was
+not captured.
 */
 
-use super::CompareError;
+use super::{
+    BuiltIn, EngineName, Entry, Map, MapContract, Numbers, Point, Q_PE, Ranks, Requests, RopeTable, Target,
+    built_in, nearest,
+};
 use crate::case::Batch;
+use crate::compare::CompareError;
 use crate::contracts;
 use crate::model::Convention;
-use mla_numeric::DType;
-use mla_reference::{Contract, Form, LseBase, Pairing, RopeAngle, Scope, Splits, Stage, Weight};
+use mla_reference::{Form, LseBase, Scope, Splits, Stage, Weight};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// Rope columns of queries, where a dump has no others: what attention reads beside `q_latent`.
-pub const Q_PE: &str = "q_pe";
-
-/// What a map says.
-#[derive(Clone, Debug)]
-pub struct Map {
-    /// Backend and version, for the report.
-    pub engine: EngineName,
-    /// Layer of the model.
-    pub layer: Option<usize>,
-    /// Rank that dumped, for the report.
-    pub rank: Option<usize>,
-    /// Whose reading of the model's numbers; None: the backend's.
-    pub convention: Option<Convention>,
-    /// eps of the q_a and kv_a norms.
-    pub norm_eps: Option<f64>,
-    /// The contract that is emulated.
-    pub contract: MapContract,
-    /// Splits of the keys in decode, instead of the contract's.
-    pub splits: Option<Splits>,
-    /// Form of tensors that both forms have.
-    pub form: Option<Form>,
-    /// Lengths of requests.
-    pub requests: Requests,
-    /// Array of each new token's position; None: those of a causal sequence.
-    pub positions: Option<String>,
-    /// Slots of a page.
-    pub page_size: usize,
-    /// Base of lse; None: the contract's.
-    pub lse_base: Option<LseBase>,
-    /// How positions are rotated; None: as the contract says, where the engine declares it, else unknown.
-    pub rope: Option<RopeTable>,
-    /// Scalars that the engine used, by the names of `run --save`'s manifest.
-    pub geometry: BTreeMap<String, f64>,
-    /// Tensors of activations.
-    pub stages: Vec<(Target, Entry)>,
-    /// Weights.
-    pub weights: Vec<(Weight, Entry)>,
-}
-
-/// Backend and version.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[allow(missing_docs)]
-pub struct EngineName {
-    pub backend: String,
-    pub version: String,
-}
-
-/// Which contract.
-#[derive(Clone, Debug)]
-pub enum MapContract {
-    /// Written in the map: the engine declares it.
-    Declared(Box<Contract>),
-    /// Nothing is known.
-    None,
-    /// A kernel of the built-in table.
-    Named(&'static contracts::Kernel),
-    /// A file's.
-    File(String, Box<Contract>),
-}
-
-/// Where lengths come from.
-#[derive(Clone, Debug)]
-pub enum Requests {
-    /// The map.
-    Given(Batch),
-    /// Two integer arrays of the dump: keys after the step, and new tokens, of each request.
-    Arrays {
-        /// Array of all keys.
-        keys: String,
-        /// Array of new tokens.
-        new: String,
-    },
-}
-
-/// How an engine rotates, as fields of a contract.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RopeTable {
-    /// cos and sin are held in this.
-    pub table: DType,
-    /// From which angles.
-    #[serde(default = "exact")]
-    pub angle: RopeAngle,
-    /// What products are rounded to before they are added.
-    pub products: Option<DType>,
-}
-
-fn exact() -> RopeAngle {
-    RopeAngle::Exact
-}
-
-/// What an entry is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// A stage in a form; None: shared, or of the map's form.
-    Stage(Stage, Option<Form>),
-    /// [`Q_PE`].
-    QPe,
-}
-
-/// Where the values of a tensor are.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Entry {
-    /// Array's name.
-    #[serde(default)]
-    pub name: String,
-    /// Axes in the order of the dump.
-    pub axes: Option<Vec<String>>,
-    /// What the bits are, where the file does not say.
-    pub dtype: Option<DType>,
-    /// Order of rope pairs in the dump.
-    pub pair_order: Option<PairOrder>,
-    /// Part of an axis that counts.
-    #[serde(default)]
-    pub slice: BTreeMap<String, (usize, usize)>,
-    /// Two arrays, one after the other on the last axis, instead of one.
-    #[serde(default)]
-    pub parts: Vec<Entry>,
-    /// Cache: integer array [request, page] of the pages of each request.
-    pub block_table: Option<String>,
-    /// Cache: integer array of the slot of each key, request after request.
-    pub slots: Option<String>,
-}
-
-/// Order of the pairs that a rotation turns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[allow(missing_docs)]
-pub enum PairOrder {
-    Adjacent,
-    Half,
-}
-
-impl PairOrder {
-    /// As the reference has it.
-    pub fn pairing(self) -> Pairing {
-        match self {
-            PairOrder::Adjacent => Pairing::Adjacent,
-            PairOrder::Half => Pairing::Half,
-        }
-    }
-}
 
 /// The form in files.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
+    base: Option<String>,
     engine: EngineName,
+    #[serde(default)]
+    notes: Vec<String>,
     layer: Option<usize>,
-    rank: Option<usize>,
+    #[serde(default)]
+    step: usize,
+    ranks: Option<WrittenRanks>,
     convention: Option<String>,
     norm_eps: Option<f64>,
     contract: Option<toml::Value>,
@@ -175,17 +37,35 @@ struct Written {
     form: Option<Form>,
     requests: Option<Vec<String>>,
     lengths: Option<Lengths>,
-    positions: Option<String>,
+    positions: Option<Numbers>,
     #[serde(default = "page_size")]
     page_size: usize,
     lse: Option<Lse>,
     rope: Option<RopeTable>,
     #[serde(default)]
     geometry: BTreeMap<String, f64>,
+    #[serde(default)]
     tensors: BTreeMap<String, toml::Value>,
+    #[serde(default)]
+    not_applicable: BTreeMap<String, String>,
 }
 
-fn page_size() -> usize {
+/// `ranks = 8`, or which of them there are.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum WrittenRanks {
+    All(usize),
+    Some(SomeRanks),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SomeRanks {
+    of: usize,
+    present: Vec<usize>,
+}
+
+pub(in crate::compare) fn page_size() -> usize {
     64
 }
 
@@ -243,8 +123,12 @@ impl Map {
         let mut map = Map {
             contract: contract(w.contract, place)?,
             engine: w.engine,
+            notes: w.notes,
+            label: None,
+            part: false,
             layer: w.layer,
-            rank: w.rank,
+            step: w.step,
+            ranks: w.ranks.map(|r| ranks(r, place)).transpose()?,
             convention,
             norm_eps: w.norm_eps,
             splits: w.splits,
@@ -257,42 +141,83 @@ impl Map {
             geometry: w.geometry,
             stages: Vec::new(),
             weights: Vec::new(),
+            missing: Vec::new(),
+            not_applicable: Vec::new(),
         };
+        for (key, why) in w.not_applicable {
+            map.not_applicable.push((target(&key, place)?, why));
+        }
         for (key, value) in w.tensors {
-            let entry = entry(value, &key, place)?;
-            match Weight::from_name(&key) {
-                Some(weight) => map.weights.push((weight, entry)),
-                None => map.stages.push((target(&key, place)?, entry)),
-            }
+            map.add(&key, entry(value, &key, place)?, place)?;
+        }
+        if let Some(base) = w.base {
+            let base = built_in(&base).map_err(|how| bad(format!("no map is called {base:?}"), &how))?;
+            map.inherit(base)?;
+        }
+        if map.stages.is_empty() && map.missing.is_empty() {
+            return Err(bad(
+                "the map names no tensor".into(),
+                "write [tensors], or base = \"NAME\" of a built-in map",
+            ));
         }
         Ok(map)
     }
 
-    /// The convention: the map's, or what fits the backend.
-    pub fn convention(&self) -> Convention {
-        let backend = self.engine.backend.to_ascii_lowercase();
-        let by_backend = match backend.as_str() {
-            b if b.starts_with("vllm") => Convention::Vllm,
-            b if b.starts_with("sglang") => Convention::Sglang,
-            b if b.starts_with("llama") => Convention::LlamaCpp,
-            _ => Convention::Hf,
-        };
-        self.convention.filter(|c| *c != Convention::Auto).unwrap_or(by_backend)
+    /// An entry by its name in the table.
+    fn add(&mut self, key: &str, entry: Entry, place: &str) -> Result<(), CompareError> {
+        match Weight::from_name(key) {
+            Some(weight) => self.weights.push((weight, entry)),
+            None => self.stages.push((target(key, place)?, entry)),
+        }
+        Ok(())
     }
 
-    /// All arrays that it names.
-    pub fn arrays(&self) -> Vec<&str> {
-        let mut all: Vec<&str> = self.positions.iter().map(String::as_str).collect();
-        if let Requests::Arrays { keys, new } = &self.requests {
-            all.extend([keys.as_str(), new.as_str()]);
+    /// Entries of a built-in map, where this one has none of the name; none of them need be in the dump.
+    fn inherit(&mut self, base: &BuiltIn) -> Result<(), CompareError> {
+        let place = format!("the built-in map {}", base.name);
+        let tensors: BTreeMap<String, toml::Value> = toml::from_str(base.tensors)
+            .map_err(|e| CompareError::new(e.to_string(), &*place, "report this as a fault of mla-check"))?;
+        for (key, value) in tensors {
+            let entry = Entry { optional: true, ..entry(value, &key, &place)? };
+            let known = match Weight::from_name(&key) {
+                Some(w) => self.weights.iter().any(|(other, _)| *other == w),
+                None => {
+                    let t = target(&key, &place)?;
+                    self.stages.iter().any(|(other, _)| {
+                        (std::mem::discriminant(other), other.stage())
+                            == (std::mem::discriminant(&t), t.stage())
+                    })
+                }
+            };
+            if !known {
+                self.add(&key, entry, &place)?;
+            }
         }
-        let entries = self.stages.iter().map(|(_, e)| e).chain(self.weights.iter().map(|(_, e)| e));
-        for e in entries.flat_map(|e| std::iter::once(e).chain(&e.parts)) {
-            all.extend([&e.block_table, &e.slots].into_iter().flatten().map(String::as_str));
-            all.extend((!e.name.is_empty()).then_some(e.name.as_str()));
-        }
-        all
+        Ok(())
     }
+}
+
+fn ranks(written: WrittenRanks, place: &str) -> Result<Ranks, CompareError> {
+    let ranks = match written {
+        WrittenRanks::All(of) => Ranks { of, present: (0..of.min(4096)).collect() },
+        WrittenRanks::Some(SomeRanks { of, mut present }) => {
+            present.sort_unstable();
+            Ranks { of, present }
+        }
+    };
+    let twice = ranks.present.windows(2).any(|w| w[0] == w[1]);
+    if !(1..=4096).contains(&ranks.of)
+        || ranks.present.is_empty()
+        || twice
+        || ranks.present.iter().any(|r| *r >= ranks.of)
+    {
+        return Err(CompareError::new(
+            format!("ranks {:?} of {} make no sense", ranks.present, ranks.of),
+            place,
+            "write ranks = 8, or ranks = { of = 8, present = [0, 1, …] }",
+        ));
+    }
+    Ok(ranks)
 }
 
 fn first_line(e: &impl std::fmt::Display) -> String {
@@ -362,7 +287,7 @@ fn entry(value: toml::Value, key: &str, place: &str) -> Result<Entry, CompareErr
     Ok(entry)
 }
 
-fn target(key: &str, place: &str) -> Result<Target, CompareError> {
+pub(in crate::compare) fn target(key: &str, place: &str) -> Result<Target, CompareError> {
     if key == Q_PE {
         return Ok(Target::QPe);
     }
@@ -370,6 +295,11 @@ fn target(key: &str, place: &str) -> Result<Target, CompareError> {
         None => (None, key),
         Some((form, name)) => (Form::ALL.iter().copied().find(|f| f.name() == form), name),
     };
+    if let Some((_, point)) = Point::ALL.iter().find(|(n, _)| *n == name)
+        && form.is_some() == key.contains('/')
+    {
+        return Ok(Target::Point(*point, form));
+    }
     match Stage::from_name(name) {
         Some(stage) if form.is_some() == key.contains('/') => {
             let shared = stage.row().scope == Scope::Shared;
@@ -385,6 +315,7 @@ fn target(key: &str, place: &str) -> Result<Target, CompareError> {
                 .map(|s| s.name())
                 .chain(Weight::ALL.iter().map(|w| w.name()))
                 .chain([Q_PE])
+                .chain(Point::ALL.map(|p| p.0))
                 .collect();
             Err(CompareError::new(
                 format!("[tensors] {}: no tensor has this name", key.escape_debug()),
@@ -396,35 +327,6 @@ fn target(key: &str, place: &str) -> Result<Target, CompareError> {
             ))
         }
     }
-}
-
-/// The names that are nearest to one, nearest first, at most five.
-pub fn nearest(name: &str, all: &[&str]) -> Vec<String> {
-    let wanted: Vec<char> = name.to_lowercase().chars().take(200).collect();
-    let mut by: Vec<(usize, &str)> = all
-        .iter()
-        .map(|n| {
-            let is: Vec<char> = n.to_lowercase().chars().take(200).collect();
-            let contained = !name.is_empty() && n.to_lowercase().contains(&name.to_lowercase());
-            (if contained { 0 } else { distance(&wanted, &is) }, *n)
-        })
-        .collect();
-    by.sort();
-    by.into_iter().take(5).map(|(_, n)| n.escape_debug().to_string()).collect()
-}
-
-/// Levenshtein's distance.
-fn distance(a: &[char], b: &[char]) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut before = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let here = (before + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
-            before = std::mem::replace(&mut row[j + 1], here);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
@@ -472,9 +374,38 @@ mod tests {
     }
 
     #[test]
-    fn distances() {
-        let d = |a: &str, b: &str| distance(&a.chars().collect::<Vec<_>>(), &b.chars().collect::<Vec<_>>());
-        assert_eq!((d("kitten", "sitting"), d("", "abc"), d("abc", "abc")), (3, 3, 0));
-        assert_eq!(nearest("q_pe", &["x", "k_pe", "mla.q_pe"])[..2], ["mla.q_pe", "k_pe"]);
+    fn ranks_and_points() {
+        let text = format!(
+            "{HEAD}ranks = {{ of = 4, present = [2, 0] }}\n[tensors]\n'attn_out@caller' = 'r{{rank}}/o'\n[not_applicable]\nk = 'absorbed'\n"
+        );
+        let m = Map::parse(&text, "m.toml").unwrap();
+        assert_eq!(m.stages[0].0, Target::Point(Point::Caller, None));
+        assert_eq!(m.not_applicable[0].0, Target::Stage(Stage::K, None));
+        let ranks = m.ranks.unwrap();
+        assert_eq!((ranks.present.clone(), ranks.lost()), (vec![0, 2], vec![1, 3]));
+        for bad in [
+            "ranks = 0",
+            "ranks = { of = 2, present = [2] }",
+            "ranks = { of = 2, present = [1, 1] }",
+            "base = 'vlm'",
+        ] {
+            assert!(Map::parse(&format!("{HEAD}{bad}\n[tensors]\nq = 'q'"), "m.toml").is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn built_in_maps_are_maps_and_yield_to_what_is_written() {
+        for b in super::super::BUILT_IN {
+            let m =
+                Map::parse(&format!("base = '{}'\n{HEAD}[tensors]\nq = 'mine'\n", b.name), "m.toml").unwrap();
+            let own: Vec<&Entry> = m
+                .stages
+                .iter()
+                .filter(|s| s.0.stage() == Stage::Q && s.0 != Target::QPe)
+                .map(|s| &s.1)
+                .collect();
+            assert_eq!((own.len(), own[0].name.as_str(), own[0].optional), (1, "mine", false), "{}", b.name);
+            assert!(m.stages.iter().any(|s| s.1.optional), "{}", b.name);
+        }
     }
 }
