@@ -20,6 +20,7 @@ pub use describe::Difference;
 pub use keys::{Splits, TileOrder};
 pub use unemulated::{AllReduce, Quantised, SubnormalRule, TieRule, Unemulated, WeightDerivation};
 
+use crate::operands::Operands;
 use mla_numeric::DType;
 use serde::{Deserialize, Serialize};
 use std::f64::consts::{LN_2, LOG2_E};
@@ -174,10 +175,13 @@ pub struct Contract {
     pub partials: DType,
     /// Stored dtype of lse and part_lse.
     pub lse: DType,
-    /// Base of the lse that the engine writes; whoever reads it converts ([`LseBase::to_natural`]).
+    /// Base of the lse that the engine writes. The reference computes natural logarithms; whoever compares converts
+    /// ([`LseBase::to_natural`]).
     pub lse_base: LseBase,
     /// Accumulator of products.
     pub accumulate: Accumulate,
+    /// What the left side of products is rounded to before.
+    pub operands: Operands,
     /// RMSNorm: the normalised value is rounded to this before it is multiplied by γ (None: one rounding).
     pub norm_cast: Option<DType>,
     /// cos and sin are held in this.
@@ -206,6 +210,8 @@ struct Written {
     accumulate: Accumulate,
     weights: Option<DType>,
     norm_weights: Option<DType>,
+    #[serde(default = "default::operands")]
+    operands: Operands,
     #[serde(default = "default::f32")]
     partials: DType,
     #[serde(default = "default::f32")]
@@ -242,6 +248,7 @@ impl From<Written> for Contract {
             lse: w.lse,
             lse_base: w.lse_base,
             accumulate: w.accumulate,
+            operands: w.operands,
             norm_cast: w.norm_cast,
             rope_table: w.rope_table,
             rope_angle: w.rope_angle,
@@ -260,6 +267,7 @@ impl From<Contract> for Written {
         Written {
             activations: c.activations,
             accumulate: c.accumulate,
+            operands: c.operands,
             weights: Some(c.weights),
             norm_weights: Some(c.norm_weights),
             partials: c.partials,
@@ -289,6 +297,7 @@ impl Contract {
             lse: DType::F64,
             lse_base: LseBase::E,
             accumulate: Accumulate::Exact,
+            operands: Operands::Stored,
             norm_cast: None,
             rope_table: DType::F64,
             rope_angle: RopeAngle::Exact,
@@ -391,6 +400,9 @@ mod default {
     }
     pub fn f32() -> DType {
         DType::F32
+    }
+    pub fn operands() -> Operands {
+        Operands::Stored
     }
     pub fn base() -> LseBase {
         LseBase::E

@@ -203,7 +203,8 @@ impl Evaluator<'_> {
             Stage::K => self.keys(visit),
             Stage::V => {
                 let Some(w) = self.weights.matrix(Weight::WUv) else { return };
-                let latent = self.cache_rows(0..g.latent);
+                let mut latent = self.cache_rows(0..g.latent);
+                self.contract.operands.round(&mut latent);
                 for rows in row_chunks(latent.nrows(), TOKEN_CHUNK) {
                     self.panels(latent.slice(s![rows.clone(), ..]), rows, w, visit);
                 }
@@ -252,7 +253,8 @@ impl Evaluator<'_> {
     fn project(&self, stage: Stage, input: Stage, k: usize, weight: Weight, visit: Visit) {
         let Some(w) = self.weights.matrix(weight) else { return };
         for rows in row_chunks(self.plan.rows(stage), TOKEN_CHUNK) {
-            let a = self.source.block(input, rows.clone(), 0..k);
+            let mut a = self.source.block(input, rows.clone(), 0..k);
+            self.contract.operands.round(&mut a);
             self.panels(a.view(), rows, w, visit);
         }
     }
@@ -287,7 +289,8 @@ impl Evaluator<'_> {
             let (which, range) = weight(h);
             let Some(w) = self.weights.matrix(which) else { return };
             let w = dense(w, range, false);
-            let a = input(h);
+            let mut a = input(h);
+            self.contract.operands.round(&mut a);
             for rows in row_chunks(total, TOKEN_CHUNK) {
                 let a = a.slice(s![rows.clone(), ..]);
                 let w = strided(&w);
@@ -320,7 +323,9 @@ impl Evaluator<'_> {
         let Some(w) = self.weights.matrix(Weight::WUk) else { return };
         let cache = self.cache_rows(0..g.cache());
         for rows in row_chunks(cache.nrows(), TOKEN_CHUNK) {
-            let latent = cache.slice(s![rows.clone(), ..g.latent]);
+            let mut latent = cache.slice(s![rows.clone(), ..g.latent]).to_owned();
+            self.contract.operands.round(&mut latent);
+            let latent = latent.view();
             let norms = self.norms(latent);
             // A few heads at a time, so that the rows of the cache are laid out for the product less often.
             for heads in row_chunks(g.heads, (COLUMN_CHUNK / g.nope).max(1)) {

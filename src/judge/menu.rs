@@ -8,7 +8,7 @@ Source: the groundwork on comparing kernels, section 3.4.
 */
 
 use mla_numeric::DType;
-use mla_reference::{Contract, Form, RopeAngle, RowSum, Stage, TileOrder};
+use mla_reference::{Contract, Form, Operands, RopeAngle, RowSum, Stage, TileOrder};
 
 /// Contracts to try for a stage, with what is different, the likeliest first.
 pub fn entries(contract: &Contract, stage: Stage, form: Option<Form>) -> Vec<(String, Contract)> {
@@ -97,6 +97,12 @@ pub fn ways(contract: &Contract, stage: Stage) -> Vec<(String, Contract)> {
                 }
             }
             all
+        }
+        // Of float32 activations: other software multiplies them in a narrower form.
+        _ if contract.activations == DType::F32 => {
+            let name = |o: Operands| format!("left side of the product in {o}");
+            let all = Operands::OTHERS.into_iter();
+            all.map(|operands| (name(operands), Contract { operands, ..*contract })).collect()
         }
         _ => Vec::new(),
     }

@@ -368,8 +368,10 @@ impl<'a> Session<'a> {
             let isolated = self.isolated(id, &ready, &view, &contract);
             let watch = reference.is_some().then_some(&watch as &(dyn Fn(&Piece) + Sync));
             let mut counted = isolated.compare(id, tensor, watch);
-            // Of inputs that were computed here no cast is placed: there is nothing to find.
-            let certain = ready.chained.is_empty() && self.searchable(id, tensor);
+            // Of inputs that were computed here no cast of P is placed: there is nothing to find.
+            let product = matches!(id.stage, Stage::AttnOut if id.form == Some(Form::Absorbed))
+                || !matches!(id.stage, Stage::AttnOut | Stage::OLatent | Stage::Lse);
+            let certain = (product || ready.chained.is_empty()) && self.searchable(id, tensor);
             let found = if certain { self.search(id, tensor, &isolated, &mut counted) } else { Vec::new() };
             let mut units = self.units_of(id, tensor, &isolated, counted);
             tell(&mut units, &found);

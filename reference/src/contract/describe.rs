@@ -34,6 +34,7 @@ impl Contract {
             ("weights", self.weights.to_string()),
             ("norm_weights", self.norm_weights.to_string()),
             ("accumulate", self.accumulate.to_string()),
+            ("operands", self.operands.to_string()),
             ("partials", self.partials.to_string()),
             ("lse", self.lse.to_string()),
             ("lse_base", word(&self.lse_base)),
@@ -85,6 +86,9 @@ impl Display for Contract {
             Accumulate::Rn { block, chain: 0 } => write!(f, "rn(block {block})")?,
             Accumulate::Rn { block, chain } => write!(f, "rn(block {block}, chains of {chain})")?,
             other => write!(f, "{other}")?,
+        }
+        if self.operands != crate::Operands::Stored {
+            write!(f, ", left sides of products in {}", self.operands)?;
         }
         if s.casts_scores() {
             let which = match (s.cast_raw, s.cast_scaled) {

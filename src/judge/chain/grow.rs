@@ -61,8 +61,14 @@ pub fn grown(of: &Isolated, id: TensorId, c: &Chunk) -> Option<Grown> {
             let e = copied(of, id.stage, c)?;
             Grown { most: e.most, usual: e.usual }
         }
-        Terms::Product { len, w, .. } => {
-            let e = left(of, id.stage, c).filter(Errors::any)?;
+        Terms::Product { len, w, a, .. } => {
+            let mut e = left(of, id.stage, c).filter(Errors::any)?;
+            for ((a, mut most), mut usual) in a.rows().into_iter().zip(e.most.rows_mut()).zip(e.usual.rows_mut()) {
+                let (mut m, mut u) = (most.to_vec(), usual.to_vec());
+                of.contract.operands.widen(&a.to_vec(), &mut m, &mut u);
+                most.iter_mut().zip(m).for_each(|(to, v)| *to = v);
+                usual.iter_mut().zip(u).for_each(|(to, v)| *to = v);
+            }
             let gamma = of.contract.accumulate.gamma(*len);
             let mut more = times(e.most.view(), &Mapped { inner: *w, by: f64::abs });
             // Our own sum of positive terms is short by far less than 2⁻³⁰ of itself.

@@ -282,6 +282,14 @@ impl Evidence {
         self.tally.flips as f64 / self.tally.elements.max(1) as f64
     }
 
+    /// Share of elements that rounding does not explain: flips; of float32 those beyond a bound.
+    pub fn odd_share(&self) -> f64 {
+        match Self::wide(self.dtype) {
+            true => self.tally.beyond.max(self.unlikely) as f64 / self.tally.elements.max(1) as f64,
+            false => self.flip_share(),
+        }
+    }
+
     /// Honest share of odd elements of the whole.
     pub fn whole_limit(&self) -> f64 {
         self.limit(&self.whole())

@@ -41,7 +41,8 @@ pub struct FoundContract {
     pub contract: Contract,
     /// How many were tried.
     pub tried: usize,
-    /// Share of elements that are not the rounded reference, without a contract.
+    /// Share of elements that are not the rounded reference, without a contract; of float32 those beyond what rounding
+    /// allows.
     pub flips_before: f64,
     /// The same under it.
     pub flips: f64,
@@ -91,7 +92,10 @@ impl Search<'_, '_> {
         let narrow = dtype.precision() < DType::F32.precision();
         match id.stage {
             Stage::Lse => true,
-            Stage::AttnOut => narrow && id.form == Some(Form::Fused),
+            Stage::AttnOut if id.form == Some(Form::Fused) => narrow,
+            Stage::AttnOut | Stage::QA | Stage::QRaw | Stage::KvA | Stage::QLatent | Stage::K | Stage::V | Stage::Out => {
+                dtype == DType::F32
+            }
             Stage::OLatent | Stage::AttnIn | Stage::QANormed | Stage::KvCNormed | Stage::Q | Stage::KPe => narrow,
             _ => false,
         }
@@ -102,9 +106,44 @@ impl Search<'_, '_> {
     pub fn run(&self, phase: Phase, before: Option<&Evidence>, known: Option<&Contract>) -> Searched {
         match self.id.stage {
             Stage::Lse => self.lse(phase, before, known),
-            Stage::OLatent | Stage::AttnOut => self.attention(phase, before),
-            _ => self.elementwise(phase, before),
+            Stage::OLatent => self.attention(phase, before),
+            Stage::AttnOut if self.id.form == Some(Form::Fused) => self.attention(phase, before),
+            Stage::AttnIn | Stage::QANormed | Stage::KvCNormed | Stage::Q | Stage::KPe => self.elementwise(phase, before),
+            _ => self.product(phase, before),
         }
+    }
+
+    /// Products of float32: what their left sides are rounded to. It shows in all bits or in none, a thousand times and more
+    /// above what rounding does, so what passes is it.
+    fn product(&self, phase: Phase, before: Option<&Evidence>) -> Searched {
+        let mut searched = Searched { tried: 0, found: None, nearest: None };
+        let suspect = |e: &Evidence| e.suspect(self.log_alpha, &e.tests(self.name));
+        if !before.is_some_and(suspect) {
+            return searched;
+        }
+        for (name, contract) in menu::ways(self.isolated.contract, self.id.stage) {
+            let Some(evidence) = self.compare(&contract, phase) else { continue };
+            searched.tried += 1;
+            let share = evidence.odd_share();
+            if searched.found.is_none() && !suspect(&evidence) {
+                let found = FoundContract {
+                    name: name.clone(),
+                    alike: Vec::new(),
+                    contract,
+                    tried: 0,
+                    flips_before: before.map_or(1.0, Evidence::odd_share),
+                    flips: share,
+                    runner_up: None,
+                };
+                searched.found = Some((found, evidence));
+            } else if searched.nearest.as_ref().is_none_or(|(_, least)| share < *least) {
+                searched.nearest = Some((name, share));
+            }
+        }
+        if let Some((found, _)) = &mut searched.found {
+            (found.tried, found.runner_up) = (searched.tried, searched.nearest.take());
+        }
+        searched
     }
 
     fn passes(&self, e: &Evidence) -> bool {
