@@ -330,3 +330,38 @@ fn altered_copies_are_faults() {
     println!("{} of {n} caught", n - missed.len());
     assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
+
+/// The command itself, without a model: what was found stands before all tables, and what only a model says is refused.
+#[test]
+fn the_command_needs_no_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let o = outputs().into_iter().find(|o| o.kernel == "flashmla" && o.problem == "a16_unit").unwrap();
+    let views = o.arrays.iter().map(|(n, b)| (*n, TensorView::new(b.dtype, b.shape.clone(), &b.bytes).unwrap()));
+    let (dump, map) = (dir.path().join("dump.safetensors"), dir.path().join("map.toml"));
+    std::fs::write(&dump, safetensors::serialize(views, None).unwrap()).unwrap();
+    let run = |text: &str| {
+        std::fs::write(&map, text).unwrap();
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_mla-check"));
+        let out = command.arg("compare").arg(&dump).arg("--map").arg(&map).output().unwrap();
+        let text = |b: &[u8]| String::from_utf8_lossy(b).to_string();
+        (out.status.code(), text(&out.stdout), text(&out.stderr))
+    };
+    let (code, out, err) = run(&o.map());
+    assert_eq!(code, Some(0), "{out}{err}");
+    let first: Vec<&str> = out.lines().take(2).collect();
+    assert_eq!(first[0], "engine kernel 1, no model, contract none: rounding");
+    assert!(first[1].starts_with("contract found: absorbed/o_latent, decode: flashmla-decode, splits of 64"), "{out}");
+    assert!(out.contains("they need a model"), "{out}");
+    for (from, to, words) in [
+        ("latent = 512\n", "", "does not say latent"),
+        ("rope = 64\n", "rope = 64.5\n", "rope = 64.5 is no width"),
+        ("rope = 64\n", "rope = 64\nhidden = 7168\n", "hidden"),
+        ("o_latent = 'out'", "o_latent = 'out'\nkv_a = 'kv'", "kv_a needs a model"),
+        ("o_latent = 'out'", "attn_out = 'out'", "needs w_uv"),
+    ] {
+        assert!(o.map().contains(from), "{from}");
+        let (code, _, err) = run(&o.map().replace(from, to));
+        assert_eq!(code, Some(2), "{words}: {err}");
+        assert!(err.contains(words) && err.contains("do: "), "{words}: {err}");
+    }
+}
