@@ -97,7 +97,8 @@ pub fn changes(of: &Try) -> Vec<Try> {
     for (row_sum, what) in [(RowSum::Rounded, "row sum of cast P"), (RowSum::Unrounded, "row sum of f32 P")] {
         add(what.into(), &|c| c.softmax.row_sum = row_sum);
     }
-    let what = if c.softmax.normalised { "P cast before normalising" } else { "P normalised before its cast" };
+    let what =
+        if c.softmax.normalised { "P cast before normalising" } else { "P normalised before its cast" };
     add(what.into(), &|c| c.softmax.normalised = !c.softmax.normalised);
     let on = |is: bool| if is { "not cast" } else { "cast" };
     add(format!("q·k {}", on(c.softmax.cast_raw)), &|c| c.softmax.cast_raw = !c.softmax.cast_raw);
@@ -138,7 +139,8 @@ impl Sight {
         let parts = ranges.iter().map(Vec::len).max().unwrap_or(0);
         let longest = ranges.iter().flatten().map(Range::len).max().unwrap_or(0);
         let mut softmax = c.softmax;
-        let tiles = softmax.cast().is_some() && !softmax.normalised && softmax.tile != 0 && softmax.tile < longest;
+        let tiles =
+            softmax.cast().is_some() && !softmax.normalised && softmax.tile != 0 && softmax.tile < longest;
         if !tiles {
             (softmax.tile, softmax.order, softmax.pairs) = (0, TileOrder::Forward, false);
         }
@@ -194,7 +196,8 @@ mod tests {
     /// One tile is in no order, and one split has no partials.
     #[test]
     fn what_rows_can_not_show_is_one() {
-        let c = Contract { softmax: find("flashinfer-mla-fa2").unwrap().contract.softmax, ..base(DType::Bf16) };
+        let c =
+            Contract { softmax: find("flashinfer-mla-fa2").unwrap().contract.softmax, ..base(DType::Bf16) };
         let mut other = Contract { partials: DType::Bf16, ..c };
         (other.softmax.tile, other.softmax.order) = (128, TileOrder::Forward);
         assert_eq!(Sight::new(&c, &[(64, false)]), Sight::new(&other, &[(64, false)]));
