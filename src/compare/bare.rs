@@ -155,7 +155,8 @@ pub fn layer(
     let mut report = judged(&layer, Vec::new(), Layout::Split, capture, options, Vec::new(), progress)?;
     // What needs a model is no gap of the dump.
     report.tensors.retain(|u| {
-        !u.uncaptured || matches!(u.which, Which::Tensor(id) if id.form.is_some() && STAGES.contains(&id.stage))
+        !u.uncaptured
+            || matches!(u.which, Which::Tensor(id) if id.form.is_some() && STAGES.contains(&id.stage))
     });
     Ok(report)
 }

@@ -18,6 +18,18 @@ pub struct Try {
     pub name: String,
     /// The contract.
     pub contract: Contract,
+    /// Whether it is none of the table.
+    pub changed: bool,
+}
+
+/// What stands between a kernel's name and what is changed.
+pub const CHANGED: &str = ", but ";
+
+impl Try {
+    /// As it is.
+    pub fn new(name: impl Into<String>, contract: Contract) -> Try {
+        Try { name: name.into(), contract, changed: false }
+    }
 }
 
 /// Tiles that kernels have.
@@ -47,6 +59,8 @@ pub fn table(base: &Contract) -> Vec<Try> {
     for kernel in kernels() {
         let own = kernel.contract_for(base.activations);
         let splits = match kernel.tries.as_slice() {
+            // Somebody says how keys are split.
+            _ if base.splits != Splits::Parts(1) => std::slice::from_ref(&base.splits),
             [] => std::slice::from_ref(&own.splits),
             some => some,
         };
@@ -64,7 +78,7 @@ pub fn table(base: &Contract) -> Vec<Try> {
                 0 => kernel.name.clone(),
                 _ => format!("{}, {split}", kernel.name),
             };
-            all.push(Try { name, contract });
+            all.push(Try::new(name, contract));
         }
     }
     all
@@ -77,7 +91,7 @@ pub fn changes(of: &Try) -> Vec<Try> {
         let mut contract = of.contract;
         change(&mut contract);
         if contract != of.contract {
-            all.push(Try { name: format!("{}, but {what}", of.name), contract });
+            all.push(Try { name: format!("{}{CHANGED}{what}", of.name), contract, changed: true });
         }
     };
     let c = &of.contract;
@@ -183,7 +197,7 @@ mod tests {
 
     #[test]
     fn changes_differ_in_one_point_each() {
-        let of = Try { name: "k".into(), contract: table(&base(DType::Bf16))[0].contract };
+        let of = Try::new("k", table(&base(DType::Bf16))[0].contract);
         let all = changes(&of);
         for t in &all {
             let fields = t.contract.differences(&of.contract);

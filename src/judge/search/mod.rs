@@ -15,7 +15,7 @@ mod screen;
 use super::compare::Isolated;
 use super::evidence::Evidence;
 use super::menu;
-use crate::contracts::variants::{Sight, Try, changes, table};
+use crate::contracts::variants::{CHANGED, Sight, Try, changes, table};
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::{Contract, Form, Phase, RowName, RowSum, Stage};
@@ -28,6 +28,9 @@ use std::collections::BTreeMap;
 const FEWER: f64 = 4.0;
 /// Rounds of single changes.
 const ROUNDS: usize = 3;
+/// How many are screened on all rows, if they leave no more than this.
+const FINALISTS: usize = 3;
+const MOST: f64 = 0.1;
 
 /// A contract that nobody declared and that explains a tensor's bits.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -190,23 +193,28 @@ impl Search<'_, '_> {
                 break;
             }
         }
-        let Some((_, least)) = tried.best() else {
-            return Searched { tried: 0, found: None, nearest: None };
-        };
         let n = tried.all.len();
         let share_before = before.map_or(1.0, Evidence::flip_share);
-        // The best two that make different values.
+        // The best that make different values, then the first few of them on all rows: a sample's flips come in bunches, since
+        // one cast of P that goes the other way moves a whole row.
         let mut finalists: Vec<(Try, Screened)> = Vec::new();
         for (t, s) in tried.ordered() {
             if finalists.iter().all(|(_, f)| f.digest != s.digest) {
                 finalists.push((t, s));
             }
         }
-        for (i, (t, s)) in finalists.iter().enumerate().take(2) {
-            // Where nothing is explained, nothing is compared in full.
-            if s.share() > 0.1 {
-                break;
-            }
+        let some = finalists.iter().take(FINALISTS).filter(|(_, s)| s.share() < MOST).count();
+        let whole = Sample::new(self.isolated, self.tensor, phase, true);
+        for (t, s) in finalists.iter_mut().take(some) {
+            let all = screen(self.isolated, self.id, self.tensor, &t.contract, &whole);
+            *s = Screened { digest: s.digest, ..all };
+        }
+        // What is in the table stands before what is not, unless the difference is plain.
+        let rank = |(t, s): &(Try, Screened)| s.flips as f64 * if t.changed { 1.25 } else { 1.0 };
+        if let Some(best) = finalists.get_mut(..some) {
+            best.sort_by(|a, b| rank(a).total_cmp(&rank(b)));
+        }
+        for (i, (t, s)) in finalists.iter().enumerate().take(some.min(2)) {
             let Some(evidence) = self.compare(&t.contract, phase) else { continue };
             let flips = evidence.flip_share();
             let rest: Vec<&(Try, Screened)> =
@@ -230,7 +238,7 @@ impl Search<'_, '_> {
             };
             return Searched { tried: n, found: Some((found, evidence)), nearest: None };
         }
-        let nearest = finalists.first().map(|(t, _)| (t.name.clone(), least.share()));
+        let nearest = finalists.first().map(|(t, s)| (t.name.clone(), s.share()));
         Searched { tried: n, found: None, nearest }
     }
 
@@ -246,22 +254,18 @@ impl Search<'_, '_> {
         };
         match known {
             Some(c) => {
-                all.push(Try {
-                    name: "the contract of the output".into(),
-                    contract: with(c, c.softmax.row_sum),
-                });
+                all.push(Try::new("the contract of the output", with(c, c.softmax.row_sum)));
                 for (row_sum, what) in
                     [(RowSum::Rounded, "row sum of cast P"), (RowSum::Unrounded, "row sum of f32 P")]
                 {
-                    let name = format!("the contract of the output, but {what}");
-                    all.push(Try { name, contract: with(c, row_sum) });
+                    all.push(Try::new(format!("the contract of the output, but {what}"), with(c, row_sum)));
                 }
                 all.dedup_by(|a, b| a.contract == b.contract);
             }
             None if before.is_some_and(|e| !e.suspect(self.log_alpha, &e.tests(self.name))) => {}
             None => {
                 let contract = with(self.isolated.contract, RowSum::Rounded);
-                all.push(Try { name: "row sum of P that was cast at an unknown place".into(), contract });
+                all.push(Try::new("row sum of P that was cast at an unknown place", contract));
             }
         }
         let tried = all.len();
@@ -293,7 +297,7 @@ impl Search<'_, '_> {
         let mut all: Vec<(Try, f64, Evidence)> = Vec::new();
         for (name, contract) in menu::ways(self.isolated.contract, self.id.stage) {
             let Some(evidence) = self.compare(&contract, phase) else { continue };
-            all.push((Try { name, contract }, evidence.flip_share(), evidence));
+            all.push((Try::new(name, contract), evidence.flip_share(), evidence));
         }
         all.sort_by(|a, b| a.1.total_cmp(&b.1));
         searched.tried = all.len();
@@ -358,7 +362,7 @@ impl Tried<'_, '_, '_> {
         let own = self.all.iter().filter(|(.., s)| s.digest == digest).map(|(t, ..)| t.name.clone());
         let same =
             self.same.iter().filter(|(_, at)| self.all[*at].2.digest == digest).map(|(n, _)| n.clone());
-        let table = |n: &String| n != name && !n.contains(", but ");
+        let table = |n: &String| n != name && !n.contains(CHANGED);
         own.chain(same).filter(table).collect()
     }
 }
