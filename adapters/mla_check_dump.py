@@ -149,8 +149,8 @@ def check(path, parameters, engine, version):
     if -1 in places or places != sorted(places):
         raise HookError(
             f"{path} was expected to take ({', '.join(parameters)}), and takes ({', '.join(have)}): its signature has "
-            f"changed in {engine} {version}, and tensors could be recorded under wrong names. Use a version that "
-            "docs/hooks.md names, or correct the adapter"
+            f"changed between {engine} and the version that runs, {version}, and tensors could be recorded under wrong "
+            "names. Use a version that docs/hooks.md names, or correct the adapter"
         )
     return function
 
