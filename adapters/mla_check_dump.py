@@ -398,6 +398,21 @@ def _replace(path, chunks):
     os.replace(temporary, path)
 
 
+def lines(value, depth=0):
+    """JSON with a line for each tensor."""
+    nested = isinstance(value, dict) and value and (depth == 0 or any(isinstance(v, dict) for v in value.values()))
+    listed = isinstance(value, list) and any(isinstance(v, dict) for v in value)
+    if not nested and not listed:
+        return json.dumps(value)
+    pad = "\n" + " " * (depth + 1)
+    if nested:
+        parts = [f"{json.dumps(key)}: {lines(item, depth + 1)}" for key, item in value.items()]
+    else:
+        parts = [lines(item, depth + 1) for item in value]
+    left, right = "{}" if nested else "[]"
+    return left + pad + ("," + pad).join(parts) + "\n" + " " * depth + right
+
+
 class Recorder:
     """One worker's dump: collects captures, and writes both files after each step, the manifest last."""
 
@@ -487,6 +502,6 @@ class Recorder:
             "weights": self.weights,
             "captures": self.captures,
         }
-        _replace(base + ".json", [json.dumps(manifest, indent=1).encode()])
+        _replace(base + ".json", [lines(manifest).encode()])
         zero = [f"{c['form']}/{n}" for c in self.captures for n, e in c["tensors"].items() if e["fired"] == 0]
         say(f"wrote {base}.json: {len(self.captures)} captures" + (f"; never fired: {', '.join(zero)}" if zero else ""))

@@ -43,9 +43,12 @@ def bmm(a, b):
     return torch.bmm(a.float(), b.float()).to(a.dtype)
 
 
+left_over = None  # a function of a shape, for memory that looks as if another tensor had been there
+
+
 def fresh(shape, dtype):
     """Memory that nobody has written, made recognisable."""
-    return torch.full(tuple(shape), 7.0, dtype=dtype)
+    return torch.full(tuple(shape), 7.0, dtype=dtype) if left_over is None else left_over(tuple(shape)).to(dtype)
 
 
 class Linear(nn.Module):

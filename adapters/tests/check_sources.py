@@ -25,12 +25,18 @@ class Sources:
         return self.trees[module]
 
     def imported(self, module, name):
+        """(module, name) that a name may come from, stars included."""
+        package = os.path.isdir(os.path.join(self.root, *module.split(".")))
         for node in ast.walk(self.tree(module)):
-            if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                source = node.module
+                if node.level:
+                    up = module.split(".")
+                    up = up[: len(up) - node.level + package]
+                    source = ".".join([*up, node.module])
                 for alias in node.names:
-                    if (alias.asname or alias.name) == name:
-                        return node.module, alias.name
-        return None
+                    if alias.name == "*" or (alias.asname or alias.name) == name:
+                        yield source, name if alias.name == "*" else alias.name
 
     def find(self, module, names):
         """The node of a function or class, through imports and base classes."""
@@ -49,13 +55,14 @@ class Sources:
                         if found is not None:
                             return found
                 return None
-        target = self.imported(module, names[0])
-        if target is None or not os.path.exists(os.path.join(self.root, *target[0].split(".")[:1])):
-            return None
-        try:
-            return self.find(target[0], [target[1], *names[1:]])
-        except OSError:
-            return None
+        for source, name in self.imported(module, names[0]):
+            try:
+                found = self.find(source, [name, *names[1:]])
+            except OSError:  # another package
+                continue
+            if found is not None:
+                return found
+        return None
 
 
 def missing(places, root):
