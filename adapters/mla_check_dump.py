@@ -250,6 +250,9 @@ class Step:
         self.pieces, self.positions = {}, None
         self.excuses = []
 
+    def seen(self, name):
+        return any(self.fired.get((id(part), name)) for part in self.parts)
+
     def part(self, form):
         return next((p for p in self.parts if p.form == form), None)
 

@@ -138,7 +138,7 @@ class Adapter:
                 handle.remove()
 
     def q_raw(self, step, tensor, place):
-        if not any(step.fired.get((id(part), "q_raw")) for part in step.parts):
+        if not step.seen("q_raw"):
             take(step, "q_raw", tensor.reshape(tensor.shape[0], -1), place)
 
     def after_latent(self, result, attn, *args, **kwargs):

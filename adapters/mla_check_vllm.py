@@ -64,6 +64,9 @@ DECODERS = [
     "vllm.models.deepseek_v32.nvidia.model:DeepseekV32DecoderLayer.__init__",
 ]
 
+# Adds the residual for GLM-5's layers without calling the norm's module where ranks are several.
+FUSED_NORM = ("vllm.models.deepseek_v32.nvidia.model:fused_allreduce_rms_norm", ["hidden_states", "residual", "norm"])
+
 HEAD = "head*nope+rope"
 # name -> axes, form or None for both, place. What the layers' modules show (eager mode only), then what op bodies show.
 OUTSIDE = {
@@ -647,6 +650,24 @@ def install(settings, version):
             continue
         owner = find(path.rpartition(".")[0], ENGINE, version)
         after_init(owner, original, lambda layer, self: hook_decoder(adapter, layer, self))
+
+    try:
+        original_norm = check(*FUSED_NORM, ENGINE, version)
+    except HookError as error:
+        adapter.no_decoder[FUSED_NORM[0]] = str(error)
+    else:
+
+        @functools.wraps(original_norm)
+        def fused_allreduce_rms_norm(hidden_states, residual, norm, *args, **kwargs):
+            result = original_norm(hidden_states, residual, norm, *args, **kwargs)
+            if adapter.steps and live():
+                for layer in adapter.layers.values():
+                    step = adapter.step_of(layer.attn)
+                    if step is not None and norm is getattr(layer.decoder, "input_layernorm", None) and not step.seen("hidden"):
+                        take(step, "hidden", result[1], place="fused_allreduce_rms_norm, second result")
+            return result
+
+        find(FUSED_NORM[0].partition(":")[0], ENGINE, version).fused_allreduce_rms_norm = fused_allreduce_rms_norm
 
     original_impl = have["forward_impl"]
     impl_signature = inspect.signature(original_impl)

@@ -87,7 +87,7 @@ def places_of(engine):
     places = list(adapter.PLACES.values())
     if engine == "vllm":
         places += [(path, ["vllm_config", "prefix"]) for path in adapter.DECODERS]
-        places += [("vllm.compilation.breakable_cudagraph:eager_break_during_capture", None)]
+        places += [adapter.FUSED_NORM, ("vllm.compilation.breakable_cudagraph:eager_break_during_capture", None)]
         places += [("vllm.distributed:get_tensor_model_parallel_rank", None)]
     else:
         places += [("sglang.srt.plugins.hook_registry:HookRegistry.register", ["target", "hook", "hook_type"])]

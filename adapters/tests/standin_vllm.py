@@ -368,6 +368,12 @@ def build(rank=0, ranks=1, eager=True):
 
     module("vllm.models.deepseek_v32.attention", DeepseekV32Attention=DeepseekV32Attention)
 
+    def fused_allreduce_rms_norm(hidden_states, residual, norm):
+        if state.ranks == 1:
+            return norm(hidden_states, residual)
+        total = (hidden_states.float() + residual.float()).to(residual.dtype)  # as if one rank had it all
+        return mla.rms(total, norm, False), total
+
     class DeepseekV32DecoderLayer(nn.Module):
         def __init__(self, vllm_config, prefix, config=None, topk_indices_buffer=None, index_group_builder=None):
             super().__init__()
@@ -380,10 +386,15 @@ def build(rank=0, ranks=1, eager=True):
             if residual is None:
                 residual, hidden_states = hidden_states, self.input_layernorm(hidden_states)
             else:
-                hidden_states, residual = self.input_layernorm(hidden_states, residual)
+                model = sys.modules["vllm.models.deepseek_v32.nvidia.model"]
+                hidden_states, residual = model.fused_allreduce_rms_norm(hidden_states, residual, self.input_layernorm)
             return self.self_attn(positions=positions, hidden_states=hidden_states), residual
 
-    module("vllm.models.deepseek_v32.nvidia.model", DeepseekV32DecoderLayer=DeepseekV32DecoderLayer)
+    module(
+        "vllm.models.deepseek_v32.nvidia.model",
+        DeepseekV32DecoderLayer=DeepseekV32DecoderLayer,
+        fused_allreduce_rms_norm=fused_allreduce_rms_norm,
+    )
     module("vllm.v1.attention.backends.mla.prefill.base", MLAPrefillBackend=MLAPrefillBackend)
     module(
         "vllm.distributed",

@@ -323,6 +323,16 @@ class Sparse(Case):
         self.assertEqual(capture["tensors"]["o_latent"]["fired"], 1)
         self.assertTrue(state.DeepseekV32Attention._sparse_indexer_and_attn.breaks)
 
+    def test_hidden_of_a_later_layer_is_the_sum_however_it_is_added(self):
+        hidden, residual = self.hidden(3, 1), self.hidden(3, 2)
+        for ranks in (1, 2):
+            state = self.engine(rank=0, ranks=ranks, v32=True, layer=2, LAYER=2)
+            self.run_step(state, [(0, 3, PAGES[0])], hidden, residual)
+            dump = Dump(self.folder)
+            (capture,) = dump.captures()
+            self.same(dump.get(capture, "hidden"), (hidden.float() + residual.float()).to(torch.bfloat16))
+            self.assertEqual(capture["tensors"]["hidden"]["fired"], 1)
+
     def test_packed_rows_of_the_cache_are_widened(self):
         rows = torch.zeros(1, 656, dtype=torch.uint8)
         rows[0, :512] = torch.full((512,), 1.5).to(torch.float8_e4m3fn).view(torch.uint8)
