@@ -147,7 +147,13 @@ class Adapter:
         for layer in self.layers.values():
             name = getattr(layer.attn, "layer_name", None)
             if name in metadata:
-                self.plan(layer, name, metadata[name])
+                try:
+                    self.plan(layer, name, metadata[name])
+                except (AttributeError, TypeError, KeyError, IndexError) as error:
+                    raise HookError(
+                        f"the attention metadata {type(metadata[name]).__name__} of layer {layer.index}, or the layer itself, is "
+                        f"not as in {ENGINE} ({error}): use a version that docs/hooks.md names, or correct mla_check_vllm.py"
+                    ) from error
 
     def plan(self, layer, name, metadata):
         attn, decodes, prefills = layer.attn, metadata.num_decodes, metadata.num_prefills

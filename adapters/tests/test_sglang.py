@@ -1,6 +1,7 @@
 """mla_check_sglang.py against a stand-in for SGLang 0.5.23 with the same surface, on the CPU."""
 
 import os
+import shutil
 import sys
 import tempfile
 import unittest
@@ -20,6 +21,7 @@ from reading import Dump
 class Sglang(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="mla-check-")
+        self.addCleanup(shutil.rmtree, self.folder)
         self.said = []
         base.set_logger(self.said.append)
         self.g = mla.Geometry()

@@ -1,6 +1,7 @@
 """torch_dump.py on a module of its own, and on transformers where that is installed; the entry points."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,7 @@ TABLE = {
 class Torch(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="mla-check-")
+        self.addCleanup(shutil.rmtree, self.folder)
         base.set_logger(lambda message: None)
 
     def tearDown(self):

@@ -1,6 +1,7 @@
 """mla_check_vllm.py against a stand-in for vLLM 0.33.0 with the same surface, on the CPU."""
 
 import os
+import shutil
 import sys
 import tempfile
 import unittest
@@ -20,6 +21,7 @@ from reading import Dump
 class Case(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="mla-check-")
+        self.addCleanup(shutil.rmtree, self.folder)
         self.said = []
         base.set_logger(self.said.append)
         self.g = mla.Geometry()
@@ -371,6 +373,15 @@ class Gone(Case):
             state.DeepseekV32Attention._sparse_indexer_and_attn = state.DeepseekV32Attention._sparse_indexer_and_attn.__wrapped__
 
         self.assertIn("eager_break_during_capture", self.refused(change))
+
+    def test_metadata_that_has_changed(self):
+        state = self.engine()
+        metadata, positions = standin.metadata([(0, 2, PAGES[0])], state.attn)
+        del metadata.query_start_loc
+        with self.assertRaises(base.HookError) as caught:
+            with state.set_forward_context({state.attn.layer_name: metadata}):
+                pass
+        self.assertIn("query_start_loc", str(caught.exception))
 
     def test_settings_that_cannot_be(self):
         for env in ({"LAYER": "x"}, {"TOKENS": "0"}, {"WEIGHTS": "some"}, {"REQUEST": "-1"}):
