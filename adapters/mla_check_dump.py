@@ -83,6 +83,7 @@ class Settings:
         self.request = env.get("MLA_CHECK_REQUEST", "all")
         if self.request != "all":
             self.request = self._number(env, "MLA_CHECK_REQUEST", 0, least=0)
+        self.probe = env.get("MLA_CHECK_PROBE", "0") == "1"
         self.weights = env.get("MLA_CHECK_WEIGHTS", "kv")
         if self.weights not in ("none", "norms", "kv", "all"):
             raise HookError(f"MLA_CHECK_WEIGHTS is {self.weights!r}: give none, norms, kv or all")

@@ -94,16 +94,46 @@ INSIDE = {
 }
 
 
+# --- the probe: what the caller reads, in compiled code and in graphs ---
+
+PROBE_ROWS = 1024
+probes = {}  # layer -> what to call with the tensor that was seen
+
+
+def probe(x, slot, layer):
+    """Copies what it is given to `slot`, on the device, so that a graph's replay does it too."""
+    rows = min(x.shape[0], slot.shape[0])
+    slot[:rows].copy_(x[:rows])
+    seen = probes.get(layer)
+    if seen is not None and live():
+        seen(x)
+
+
+def define_probe():
+    """The operator mla_check::probe, which declares that it writes its second argument."""
+    if hasattr(torch.ops.mla_check, "probe"):
+        return
+
+    def run(x: torch.Tensor, slot: torch.Tensor, layer: int) -> None:
+        probe(x, slot, layer)
+
+    operator = torch.library.custom_op("mla_check::probe", run, mutates_args={"slot"})
+    operator.register_fake(lambda x, slot, layer: None)
+
+
 class Layer:
     """A chosen layer: its attention object, and the modules around it where they are known."""
 
     def __init__(self, index):
         self.index = index
-        self.attn = self.outer = self.decoder = None
+        self.attn = self.outer = self.decoder = self.slot = None
         self.v32 = False
 
     def module(self, name):
         return getattr(self.outer, name, None)
+
+
+PROBE = "mla_check::probe at the end of MLAAttention.forward"
 
 
 class Adapter:
@@ -186,6 +216,8 @@ class Adapter:
         self.describe(layer)
         if self.recorder.admit(step, self.geometry(layer)):
             self.steps[name], self.metadata[name] = step, metadata
+            if layer.slot is not None:
+                layer.slot.fill_(float("nan"))
         else:
             for part in parts:  # said once, then left alone
                 self.recorder.done[(layer.index, part.kind())] = self.settings.steps
@@ -201,9 +233,34 @@ class Adapter:
                 step.excuse(OUTSIDE, "no known attention module owns this layer's MLAAttention")
             if layer.decoder is None:
                 step.excuse(["hidden"], f"no known decoder layer class was built {self.no_decoder or ''}")
+            self.from_slot(layer, step)
             for name, (axes, _, _) in (("k", INSIDE["k"]), ("v", INSIDE["v"])):
                 step.join_pieces(name, axes)
             self.recorder.close(step)
+
+    def from_slot(self, layer, step):
+        """A probe inside a graph leaves its copy in the slot; NaN everywhere: it did not run."""
+        slot = layer.slot
+        if slot is None or step.seen("attn_out@caller"):
+            return
+        if max(stop for part in step.parts for _, stop in part.rows()) > slot.shape[0]:
+            step.fail("attn_out@caller", f"the probe keeps the first {slot.shape[0]} rows of a step")
+        elif not torch.isnan(slot[0]).all():
+            take(step, "attn_out@caller", slot, place=PROBE + ", replayed")
+
+    def add_probe(self, layer, attn):
+        """Gives a layer a slot, which MLAAttention.forward hands to the probe."""
+        # The default dtype is the model's while vLLM builds it.
+        empty = torch.full((PROBE_ROWS, attn.num_heads * attn.v_head_dim), float("nan"), dtype=torch.get_default_dtype())
+        attn.register_buffer("mla_check_slot", empty, persistent=False)
+        layer.slot, attn.mla_check_layer = attn.mla_check_slot, layer.index
+
+        def seen(x):
+            step = self.step_of(attn)
+            if step is not None and not step.seen("attn_out@caller"):
+                take(step, "attn_out@caller", x, place=PROBE)
+
+        probes[layer.index] = seen
 
     # --- what the manifest says ---
 
@@ -247,6 +304,8 @@ class Adapter:
         notes["rope class"] = type(rotary).__name__
         notes["rope uses FlashInfer"] = str(getattr(rotary, "use_flashinfer", None))
         notes["torch"] = torch.__version__
+        if layer.slot is not None:
+            notes["probe"] = "an operator that reads the output was added to the graph, which may change what a compiler does"
         o_proj = layer.module("o_proj")
         notes["o_proj reduces"] = str(getattr(o_proj, "reduce_results", None))
         impl = attn.impl
@@ -548,7 +607,7 @@ def hook_outer(adapter, layer, owner):
     def on_o_proj(module, args, kwargs):
         if torch.compiler.is_compiling():
             return
-        if (step := step_now()) and getattr(owner, "g_proj", None) is None:
+        if (step := step_now()) and getattr(owner, "g_proj", None) is None and layer.slot is None:
             take(step, "attn_out@caller", argument(args, kwargs, 0, "input_"))
 
     def out(step, tensor):
@@ -636,6 +695,21 @@ def install(settings, version):
 
     def built_attention(layer, self):
         layer.attn = self
+        if settings.probe and not isinstance(self, v32):
+            adapter.add_probe(layer, self)
+
+    if settings.probe:
+        define_probe()
+        original_forward = have["attention.forward"]
+
+        @functools.wraps(original_forward)
+        def forward(self, *args, **kwargs):
+            out = original_forward(self, *args, **kwargs)
+            if hasattr(self, "mla_check_slot"):
+                torch.ops.mla_check.probe(out, self.mla_check_slot, self.mla_check_layer)
+            return out
+
+        attention.forward = forward
 
     def built_wrapper(layer, self):
         hook_outer(adapter, layer, self)
@@ -751,6 +825,10 @@ def register():
     except ImportError:
         pass
     version = getattr(vllm, "__version__", "unknown")
+    if settings.probe:
+        import os
+
+        os.environ["VLLM_DISABLE_COMPILE_CACHE"] = "1"  # else a graph that was compiled without the probe may run
     installed = install(settings, version)
     base.say(
         f"{ADAPTER} is in, for layers {settings.layers}; "

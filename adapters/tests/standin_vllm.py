@@ -34,6 +34,19 @@ def remove():
         del sys.modules[name]
 
 
+attention_now = None  # what the operator below calls: the engine that was built last
+
+
+@torch.library.custom_op("standin::attention", mutates_args={"output"})
+def attention_op(q: torch.Tensor, latent: torch.Tensor, k_pe: torch.Tensor, output: torch.Tensor, layer_name: str) -> None:
+    attention_now(q, latent, k_pe, output, layer_name)
+
+
+@attention_op.register_fake
+def _(q, latent, k_pe, output, layer_name):
+    return None
+
+
 class Record:
     def __init__(self, **fields):
         self.__dict__.update(fields)
@@ -199,14 +212,14 @@ def build(rank=0, ranks=1, eager=True):
             self.kv_cache[slots // self.kv_cache.shape[1], slots % self.kv_cache.shape[1]] = rows[: len(slots)]
 
         def forward(self, q, kv_c_normed, k_pe, output_shape=None, q_dcp_replicated=None):
-            metadata = metadata_of(self.layer_name)
-            if metadata is not None:
-                self.update_kv_cache(kv_c_normed, k_pe, metadata.slot_mapping)
             output = mla.fresh(output_shape, q.dtype)
             if self.fault == "op deleted":
                 return output
             target = output.clone() if self.fault == "phantom" else output
-            unified_mla_attention_with_output(q, kv_c_normed, k_pe, target, self.layer_name)
+            if torch.compiler.is_compiling():
+                torch.ops.standin.attention(q, kv_c_normed, k_pe, target, self.layer_name)
+            else:
+                unified_mla_attention_with_output(q, kv_c_normed, k_pe, target, self.layer_name)
             return output
 
         def forward_impl(
@@ -231,8 +244,12 @@ def build(rank=0, ranks=1, eager=True):
             return False
 
     def unified_mla_attention_with_output(q, kv_c_normed, k_pe, output, layer_name):
-        layer = state.layers[layer_name]
-        layer.forward_impl(q, kv_c_normed, k_pe, layer.kv_cache, metadata_of(layer_name), output=output)
+        layer, metadata = state.layers[layer_name], metadata_of(layer_name)
+        if metadata is not None:
+            layer.update_kv_cache(kv_c_normed, k_pe, metadata.slot_mapping)
+        layer.forward_impl(q, kv_c_normed, k_pe, layer.kv_cache, metadata, output=output)
+
+    globals()["attention_now"] = unified_mla_attention_with_output
 
     attention = module(
         "vllm.model_executor.layers.attention.mla_attention",

@@ -42,6 +42,9 @@ class Case(unittest.TestCase):
         if before is not None:
             before(state)
         state.adapter = adapter.install(self.settings(**env), "0.33.0")
+        before = torch.get_default_dtype()
+        self.addCleanup(torch.set_default_dtype, before)
+        torch.set_default_dtype(torch.bfloat16)  # as vLLM does while it builds a model
         if v32:
             config = standin.Record(geometry=self.g, weights=self.weights)
             state.layer = state.DeepseekV32DecoderLayer(state.config, f"model.layers.{layer}", config=config)
@@ -49,6 +52,7 @@ class Case(unittest.TestCase):
         else:
             state.layer = state.DeepseekV2DecoderLayer(state.config, f"model.layers.{layer}", self.g, self.weights)
             state.attn = state.layer.self_attn.mla_attn.mla_attn
+        torch.set_default_dtype(before)
         return state
 
     def run_step(self, state, requests, hidden, residual=None, graphs="NONE", padding=0):
@@ -267,21 +271,56 @@ class Phantom(Case):
 
 
 class Compiled(Case):
-    def test_a_compiled_layer_shows_the_op_and_says_why_it_shows_no_more(self):
-        state = self.engine(eager=False)
-        layer, call = state.attn, torch.compiler.disable(state.attn.forward)
-        state.layer.self_attn.mla_attn.mla_attn.forward = call
-        compiled = torch.compile(state.layer, backend="eager")
-        metadata, positions = standin.metadata([(0, 4, PAGES[0])], layer)
-        with state.set_forward_context({layer.layer_name: metadata}):
-            compiled(positions, self.hidden(4), None)
+    def compiled(self, fault=None, backend="aot_eager", **env):
+        torch.compiler.reset()
+        state = self.engine(eager=False, **env)
+        state.attn.fault = fault
+        call = torch.compile(state.layer, backend=backend, fullgraph=True)
+        metadata, positions = standin.metadata([(0, 4, PAGES[0])], state.attn)
+        with torch.no_grad():
+            call(positions, self.hidden(4), None)  # compiles, without metadata in sight
+            with state.set_forward_context({state.attn.layer_name: metadata}):
+                call(positions, self.hidden(4), None)
         dump = Dump(self.folder)
         (capture,) = dump.captures()
         self.assertEqual(dump.manifest["mode"], "compiled")
-        self.assertEqual(capture["tensors"]["attn_out@kernel"]["fired"], 1)
-        self.assertIn("k", capture["tensors"])
+        return dump, capture
+
+    def engine(self, **given):
+        state = super().engine(**given)
+        sys.modules["vllm.forward_context"]._forward_context = standin.Record(attn_metadata=None)
+        return state
+
+    def test_a_compiled_layer_shows_the_op_and_says_why_it_shows_no_more(self):
+        dump, capture = self.compiled()
+        for name in ("attn_out@kernel", "q", "k", "cache"):
+            self.assertEqual(capture["tensors"][name]["fired"], 1, name)
         for name in ("attn_out@caller", "q_raw", "hidden"):
             self.assertIn("run eagerly", capture["failed"][name])
+
+    def test_the_probe_sees_what_the_caller_reads_in_compiled_code(self):
+        dump, capture = self.compiled(PROBE=1)
+        self.same(dump.get(capture, "attn_out@caller"), dump.get(capture, "attn_out@kernel"))
+        self.assertIn("probe", dump.manifest["notes"])
+        dump, capture = self.compiled(fault="phantom", backend="eager", PROBE=1)
+        self.assertTrue(torch.all(dump.get(capture, "attn_out@caller") == 7.0))
+        self.assertFalse(torch.any(dump.get(capture, "attn_out@kernel") == 7.0))
+
+    def test_the_probe_is_kept_by_inductor(self):
+        dump, capture = self.compiled(fault="op deleted", backend="inductor", PROBE=1)
+        self.assertTrue(torch.all(dump.get(capture, "attn_out@caller") == 7.0))
+        self.assertEqual(capture["tensors"]["attn_out@kernel"]["fired"], 0)
+
+    def test_a_probe_that_only_a_graph_replays_leaves_its_rows_in_the_slot(self):
+        state = self.engine(eager=False, PROBE=1)
+        metadata, _ = standin.metadata([(0, 4, PAGES[0])], state.attn)
+        seen = torch.randn(6, self.g.heads * self.g.value).to(torch.bfloat16)
+        with state.set_forward_context({state.attn.layer_name: metadata}):
+            state.attn.mla_check_slot[:6].copy_(seen)  # as a replay does, without Python
+        dump = Dump(self.folder)
+        (capture,) = dump.captures()
+        self.same(dump.get(capture, "attn_out@caller"), seen[:4])
+        self.assertEqual(capture["tensors"]["attn_out@kernel"]["fired"], 0)
 
 
 class Ranks(Case):
