@@ -130,7 +130,9 @@ def find(path, engine, version):
     try:
         found = __import__(module_name, fromlist=["_"])
     except Exception as error:  # an engine's module may fail with anything
-        raise HookError(f"module {module_name}, where {names} is hooked, cannot be imported ({error}): {advice}") from error
+        raise HookError(
+            f"module {module_name}, where {names} is hooked, cannot be imported ({error}): {advice}"
+        ) from error
     for name in filter(None, names.split(".")):
         try:
             found = getattr(found, name)
@@ -199,7 +201,9 @@ class Part:
         self.form, self.requests, self.base = form, requests, base
 
     def kind(self):
-        return f"{self.form} with context" if self.form == "fused" and any(r.context for r in self.requests) else self.form
+        return (
+            f"{self.form} with context" if self.form == "fused" and any(r.context for r in self.requests) else self.form
+        )
 
     def choose(self, settings):
         """Keeps the requests asked for and at most as many new tokens as allowed. A causal prefix of a request is a
@@ -279,7 +283,9 @@ class Step:
                 continue
             rows = [(a - base, b - base) for a, b in part.rows()]
             if rows[0][0] < 0 or rows[-1][1] > tensor.shape[axis]:
-                self.fail(name, f"{place} gave {tensor.shape[axis]} rows; rows {rows[0][0]}..{rows[-1][1]} were expected")
+                self.fail(
+                    name, f"{place} gave {tensor.shape[axis]} rows; rows {rows[0][0]}..{rows[-1][1]} were expected"
+                )
                 continue
             key = (id(part), name)
             self.fired[key] = self.fired.get(key, 0) + 1
@@ -291,7 +297,11 @@ class Step:
         """Keeps a tensor that is already cut (rows of the cache, k of assembled pieces)."""
         key = (id(part), name)
         self.fired[key] = self.fired.get(key, 0) + 1
-        self.taken[key] = (tensor, axes, {**provenance(source if source is not None else tensor, place), **(extra or {})})
+        self.taken[key] = (
+            tensor,
+            axes,
+            {**provenance(source if source is not None else tensor, place), **(extra or {})},
+        )
 
     def piece(self, name, tensor, request, key_from, count, row, place):
         """Rows [row, row + count) of a tensor of keys are a request's keys from key_from on; joined at the end."""
@@ -352,7 +362,12 @@ class Step:
                 continue
             array = f"L{self.layer}.S{number}.{part.form}.{name}"
             recorder.arrays[array] = tensor.contiguous().cpu()
-            capture["tensors"][name] = {"array": array, "axes": list(axes), "fired": self.fired[(owner, name)], **record}
+            capture["tensors"][name] = {
+                "array": array,
+                "axes": list(axes),
+                "fired": self.fired[(owner, name)],
+                **record,
+            }
         failed, absent = {}, dict(self.not_applicable)
         for name, (axes, form, place) in self.expected.items():
             if form is not None and form != part.form:
@@ -384,7 +399,11 @@ def write_safetensors(path, arrays):
         if tensor.dtype not in DTYPES:
             raise HookError(f"array {name} has dtype {tensor.dtype}, which safetensors does not know")
         blob = raw(tensor)
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + len(blob)]}
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + len(blob)],
+        }
         offset += len(blob)
         blobs.append(blob)
     text = json.dumps(header).encode()
@@ -460,7 +479,9 @@ class Recorder:
             tokens, keys = tokens + new, keys + held
             total += item * (new * width + held * per_key)
         size = total / 1e6
-        say(f"layer {step.layer}: {tokens} new tokens over {keys} keys, about {size:.1f} MB for this rank, into {self.folder}")
+        say(
+            f"layer {step.layer}: {tokens} new tokens over {keys} keys, about {size:.1f} MB for this rank, into {self.folder}"
+        )
         if size > self.settings.megabytes or keys > self.settings.keys:
             say(
                 f"layer {step.layer}: not dumped, more than MLA_CHECK_MAX_MB={self.settings.megabytes} or "
@@ -470,8 +491,15 @@ class Recorder:
         return True
 
     def add_weight(self, layer, name, tensor, axes, place):
-        if not torch.is_tensor(tensor) or tensor.numel() == 0 or not tensor.dtype.is_floating_point or tensor.element_size() == 1:
-            self.manifest.setdefault("notes", {})[f"weight {layer}/{name}"] = f"not dumped: {place} is quantised or absent"
+        if (
+            not torch.is_tensor(tensor)
+            or tensor.numel() == 0
+            or not tensor.dtype.is_floating_point
+            or tensor.element_size() == 1
+        ):
+            self.manifest.setdefault("notes", {})[f"weight {layer}/{name}"] = (
+                f"not dumped: {place} is quantised or absent"
+            )
             return
         array = f"L{layer}.{name}"
         self.arrays[array] = tensor.detach().contiguous().cpu().clone()

@@ -76,7 +76,12 @@ class Adapter:
     # --- hooks ---
 
     def around_forward(self, original, attn, *args, **kwargs):
-        if torch.compiler.is_compiling() or self.step is not None or attn.layer_id not in self.settings.layers or not live():
+        if (
+            torch.compiler.is_compiling()
+            or self.step is not None
+            or attn.layer_id not in self.settings.layers
+            or not live()
+        ):
             return original(attn, *args, **kwargs)
         names = ("positions", "hidden_states", "forward_batch")
         given = {name: kwargs.get(name, args[i] if len(args) > i else None) for i, name in enumerate(names)}
@@ -111,7 +116,9 @@ class Adapter:
         def on(name, function):
             module = getattr(attn, name, None)
             if module is not None:
-                handles.append(module.register_forward_hook(lambda m, args, output: function(first(output)) if live() else None))
+                handles.append(
+                    module.register_forward_hook(lambda m, args, output: function(first(output)) if live() else None)
+                )
 
         def caller(module, args, kwargs):
             if live():
@@ -156,7 +163,12 @@ class Adapter:
         if step is None:
             return
         shape = [attn.num_local_heads, attn.kv_lora_rank]
-        if not isinstance(result, tuple) or len(result) < 10 or not torch.is_tensor(result[2]) or list(result[2].shape[1:]) != shape:
+        if (
+            not isinstance(result, tuple)
+            or len(result) < 10
+            or not torch.is_tensor(result[2])
+            or list(result[2].shape[1:]) != shape
+        ):
             raise SystemExit(
                 f"mla-check: {PLACES['absorb'][0]} no longer returns (q_pe, k_pe, q_nope_out [T, {shape[0]}, {shape[1]}], …) in "
                 f"this version: tensors would be recorded under wrong names. Use a version that docs/hooks.md names"
@@ -241,7 +253,11 @@ class Adapter:
         if not part.requests:
             return None
         step = Step(attn.layer_id, [part], dict(EXPECTED))
-        step.fail("attn_out@kernel", "o_latent is what the kernel returns here; its product with w_vc goes to o_proj", "absorbed")
+        step.fail(
+            "attn_out@kernel",
+            "o_latent is what the kernel returns here; its product with w_vc goes to o_proj",
+            "absorbed",
+        )
         if attn.q_lora_rank is None:
             for name in ("q_a", "q_a_normed"):
                 del step.expected[name]
@@ -260,7 +276,9 @@ class Adapter:
         backend = getattr(attn, "current_attention_backend", None)
         self.recorder.manifest["notes"]["attention backend"] = str(backend)
         if part.form is None:
-            self.recorder.once("form", f"layer {step.layer}: neither forward_absorb_prepare nor forward_normal_prepare ran: not dumped")
+            self.recorder.once(
+                "form", f"layer {step.layer}: neither forward_absorb_prepare nor forward_normal_prepare ran: not dumped"
+            )
             return
         step.join_pieces("k", EXPECTED["k"][0])
         step.join_pieces("v", EXPECTED["v"][0])
@@ -281,7 +299,9 @@ class Adapter:
         rows = buffer[torch.cat(slots)]
         if rows.shape[1] != width:
             self.recorder.arrays[f"L{step.layer}.cache.packed.{len(self.recorder.captures)}"] = rows.cpu()
-            step.fail("cache", f"rows of {rows.shape[1]} elements and not {width}: packed in a way this version does not read")
+            step.fail(
+                "cache", f"rows of {rows.shape[1]} elements and not {width}: packed in a way this version does not read"
+            )
             return
         extra = {}
         if rows.element_size() == 1:
@@ -329,7 +349,10 @@ class Adapter:
         mode = "unknown" if decode is None else ("eager" if decode and prefill else "graphs")
         rotary = getattr(attn, "rotary_emb", None)
         table = getattr(rotary, "cos_sin_cache", None)
-        notes["rope class"], notes["rope half-split"] = type(rotary).__name__, str(getattr(rotary, "is_neox_style", None))
+        notes["rope class"], notes["rope half-split"] = (
+            type(rotary).__name__,
+            str(getattr(rotary, "is_neox_style", None)),
+        )
         notes["o_proj reduces"] = str(getattr(attn.o_proj, "reduce_results", None))
         manifest.update(rank=rank, ranks=size, heads=[rank * local, (rank + 1) * local])
         manifest.update(notes={**manifest.get("notes", {}), **notes}, mode=mode, geometry=geometry)
@@ -347,7 +370,10 @@ class Adapter:
         plain = [("g_q", "q_a_layernorm", ["q_rank"]), ("g_kv", "kv_a_layernorm", ["latent"])]
         if want == "all":
             plain += [("w_q_b", "q_b_proj", [HEAD, "q_rank"]), ("w_q", "q_proj", [HEAD, "hidden"])]
-            plain += [("w_o", "o_proj", ["hidden", "head*value"]), ("w_kv_a", "kv_a_proj_with_mqa", ["latent+rope", "hidden"])]
+            plain += [
+                ("w_o", "o_proj", ["hidden", "head*value"]),
+                ("w_kv_a", "kv_a_proj_with_mqa", ["latent+rope", "hidden"]),
+            ]
             stacked, rank = getattr(getattr(attn, "fused_qkv_a_proj_with_mqa", None), "weight", None), attn.q_lora_rank
             if torch.is_tensor(stacked) and rank:
                 add(at, "w_q_a", stacked[:rank], ["q_rank", "hidden"], "fused_qkv_a_proj_with_mqa.weight")

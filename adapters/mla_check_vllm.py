@@ -188,9 +188,13 @@ class Adapter:
     def plan(self, layer, name, metadata):
         attn, decodes, prefills = layer.attn, metadata.num_decodes, metadata.num_prefills
         if getattr(attn.impl, "dcp_world_size", 1) > 1 or getattr(attn, "use_pcp", False):
-            self.recorder.once("cp", "context parallelism (DCP, PCP) splits keys over ranks: not dumped in this version")
+            self.recorder.once(
+                "cp", "context parallelism (DCP, PCP) splits keys over ranks: not dumped in this version"
+            )
             return
-        if not self.recorder.any_wanted(layer.index, ["absorbed"] * bool(decodes) + ["fused"] * bool(prefills) or ["absorbed"]):
+        if not self.recorder.any_wanted(
+            layer.index, ["absorbed"] * bool(decodes) + ["fused"] * bool(prefills) or ["absorbed"]
+        ):
             sparse = getattr(attn.impl, "is_sparse", False)
             if not (sparse and prefills and self.recorder.wanted(layer.index, "absorbed")):
                 return
@@ -251,7 +255,9 @@ class Adapter:
     def add_probe(self, layer, attn):
         """Gives a layer a slot, which MLAAttention.forward hands to the probe."""
         # The default dtype is the model's while vLLM builds it.
-        empty = torch.full((PROBE_ROWS, attn.num_heads * attn.v_head_dim), float("nan"), dtype=torch.get_default_dtype())
+        empty = torch.full(
+            (PROBE_ROWS, attn.num_heads * attn.v_head_dim), float("nan"), dtype=torch.get_default_dtype()
+        )
         attn.register_buffer("mla_check_slot", empty, persistent=False)
         layer.slot, attn.mla_check_layer = attn.mla_check_slot, layer.index
 
@@ -305,7 +311,9 @@ class Adapter:
         notes["rope uses FlashInfer"] = str(getattr(rotary, "use_flashinfer", None))
         notes["torch"] = torch.__version__
         if layer.slot is not None:
-            notes["probe"] = "an operator that reads the output was added to the graph, which may change what a compiler does"
+            notes["probe"] = (
+                "an operator that reads the output was added to the graph, which may change what a compiler does"
+            )
         o_proj = layer.module("o_proj")
         notes["o_proj reduces"] = str(getattr(o_proj, "reduce_results", None))
         impl = attn.impl
@@ -335,9 +343,15 @@ class Adapter:
             return
         at = layer.index
         owners = [("g_attn", layer.decoder, "input_layernorm", ["hidden"])]
-        owners += [("g_q", layer.outer, "q_a_layernorm", ["q_rank"]), ("g_kv", layer.outer, "kv_a_layernorm", ["latent"])]
+        owners += [
+            ("g_q", layer.outer, "q_a_layernorm", ["q_rank"]),
+            ("g_kv", layer.outer, "kv_a_layernorm", ["latent"]),
+        ]
         if want == "all":
-            owners += [("w_o", layer.outer, "o_proj", ["hidden", "head*value"]), ("w_q_b", layer.outer, "q_b_proj", [HEAD, "q_rank"])]
+            owners += [
+                ("w_o", layer.outer, "o_proj", ["hidden", "head*value"]),
+                ("w_q_b", layer.outer, "q_b_proj", [HEAD, "q_rank"]),
+            ]
             owners += [("w_q", layer.outer, "q_proj", [HEAD, "hidden"])]
             owners += [("w_kv_a", layer.outer, "kv_a_proj_with_mqa", ["latent+rope", "hidden"])]
             stacked = getattr(layer.module("fused_qkv_a_proj"), "weight", None)
@@ -743,7 +757,11 @@ def install(settings, version):
             if adapter.steps and live():
                 for layer in adapter.layers.values():
                     step = adapter.step_of(layer.attn)
-                    if step is not None and norm is getattr(layer.decoder, "input_layernorm", None) and not step.seen("hidden"):
+                    if (
+                        step is not None
+                        and norm is getattr(layer.decoder, "input_layernorm", None)
+                        and not step.seen("hidden")
+                    ):
                         take(step, "hidden", result[1], place="fused_allreduce_rms_norm, second result")
             return result
 

@@ -19,7 +19,6 @@ import os
 
 import torch
 
-import mla_check_dump as base
 from mla_check_dump import HookError, Part, Recorder, Request, Settings, Step, live
 
 ADAPTER = "torch_dump 1"
@@ -31,7 +30,14 @@ class Spec:
     "bht" for [batch, head, token, …]. `width`: the last axis is cut into that many heads, no less."""
 
     def __init__(self, module, what, axes, layout="bt", pair_order=None, form=None):
-        self.module, self.what, self.axes, self.layout, self.pair_order, self.form = module, what, axes, layout, pair_order, form
+        self.module, self.what, self.axes, self.layout, self.pair_order, self.form = (
+            module,
+            what,
+            axes,
+            layout,
+            pair_order,
+            form,
+        )
 
     def pick(self, args, kwargs, output, signature):
         kind, _, which = self.what.partition(":")
@@ -140,7 +146,9 @@ class TorchDump(contextlib.AbstractContextManager):
         if path.endswith("()"):
             original = getattr(self.module, path[:-2], None)
             if original is None:
-                raise HookError(f"{type(self.module).__name__} has no method {path}, which gives {', '.join(names)}: correct the table")
+                raise HookError(
+                    f"{type(self.module).__name__} has no method {path}, which gives {', '.join(names)}: correct the table"
+                )
             setattr(self.module, path[:-2], self.around(original, names))
             self.stack.callback(delattr, self.module, path[:-2])
             return

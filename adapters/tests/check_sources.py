@@ -1,7 +1,7 @@
 """Looks every hooked place up in an engine's real sources, without importing them:
 
-    pip download --no-deps vllm==0.33.0 && unzip -q vllm-*.whl '*.py' -d sources
-    python check_sources.py vllm sources
+pip download --no-deps vllm==0.33.0 && unzip -q vllm-*.whl '*.py' -d sources
+python check_sources.py vllm sources
 """
 
 import ast
@@ -93,7 +93,10 @@ def places_of(engine):
         places += [("sglang.srt.plugins.hook_registry:HookRegistry.register", ["target", "hook", "hook_type"])]
         where = "sglang.srt.model_executor.forward_context:"
         places += [(where + "get_token_to_kv_pool", None), (where + "get_req_to_token_pool", None)]
-        places += [("sglang.srt.runtime_context:get_parallel", None), (adapter.CLASS + "._fuse_rope_for_trtllm_mla", None)]
+        places += [
+            ("sglang.srt.runtime_context:get_parallel", None),
+            (adapter.CLASS + "._fuse_rope_for_trtllm_mla", None),
+        ]
     return places
 
 

@@ -21,7 +21,11 @@ def arrays(path):
     for name, entry in header.items():
         start, stop = entry["data_offsets"]
         blob = bytearray(data[8 + length + start : 8 + length + stop])
-        made[name] = torch.frombuffer(blob, dtype=TYPES[entry["dtype"]]).view(entry["shape"]) if blob else torch.empty(entry["shape"])
+        made[name] = (
+            torch.frombuffer(blob, dtype=TYPES[entry["dtype"]]).view(entry["shape"])
+            if blob
+            else torch.empty(entry["shape"])
+        )
     end = max((e["data_offsets"][1] for e in header.values()), default=0)
     assert 8 + length + end == len(data)
     return made

@@ -159,7 +159,12 @@ def build(g, weights, rank=0, ranks=1):
     class DeepseekV2AttentionMLA(nn.Module, DeepseekMHAForwardMixin, DeepseekMLAForwardMixin):
         def __init__(self, layer_id):
             super().__init__()
-            self.layer_id, self.hidden_size, self.num_heads, self.num_local_heads = layer_id, g.hidden, g.heads, g.heads // ranks
+            self.layer_id, self.hidden_size, self.num_heads, self.num_local_heads = (
+                layer_id,
+                g.hidden,
+                g.heads,
+                g.heads // ranks,
+            )
             self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim = g.nope, g.rope, g.value
             self.q_lora_rank, self.kv_lora_rank, self.scaling = g.q_rank, g.latent, g.scale
             self.kv_cache_dtype, self.current_attention_backend, self.dcp_size = "auto", "triton", 1
@@ -169,7 +174,10 @@ def build(g, weights, rank=0, ranks=1):
             heads = self.num_local_heads
             per_head = self.kv_b_proj.weight.view(heads, g.nope + g.value, g.latent)
             self.w_kc, self.w_vc = per_head[:, : g.nope], per_head[:, g.nope :].transpose(1, 2)
-            self.attn_mqa, self.attn_mha = RadixAttention(heads, g.scale, layer_id), RadixAttention(heads, g.scale, layer_id)
+            self.attn_mqa, self.attn_mha = (
+                RadixAttention(heads, g.scale, layer_id),
+                RadixAttention(heads, g.scale, layer_id),
+            )
 
         def prepare_qkv_latent(self, hidden_states, forward_batch):
             return self.fused_qkv_a_proj_with_mqa(hidden_states)[0]

@@ -38,7 +38,9 @@ attention_now = None  # what the operator below calls: the engine that was built
 
 
 @torch.library.custom_op("standin::attention", mutates_args={"output"})
-def attention_op(q: torch.Tensor, latent: torch.Tensor, k_pe: torch.Tensor, output: torch.Tensor, layer_name: str) -> None:
+def attention_op(
+    q: torch.Tensor, latent: torch.Tensor, k_pe: torch.Tensor, output: torch.Tensor, layer_name: str
+) -> None:
     attention_now(q, latent, k_pe, output, layer_name)
 
 
@@ -156,7 +158,9 @@ def build(rank=0, ranks=1, eager=True):
                 keys = torch.arange(int(chunk.seq_lens[0]))
                 rows = cache[table[keys // cache.shape[1]].long(), keys % cache.shape[1]]
                 k, v = self.expand(rows[:, : self.kv_lora_rank], rows[:, self.kv_lora_rank :].unsqueeze(1))
-                out, lse = prefill.prefill_backend.run_prefill_context_chunk(chunk=chunk, q=q[chunk.token_slice], k=k, v=v)
+                out, lse = prefill.prefill_backend.run_prefill_context_chunk(
+                    chunk=chunk, q=q[chunk.token_slice], k=k, v=v
+                )
                 outs.append(out)
                 lses.append(lse)
             return torch.cat(outs), torch.cat(lses, dim=1)
@@ -192,7 +196,11 @@ def build(rank=0, ranks=1, eager=True):
         ):  # fmt: skip
             super().__init__()
             self.num_heads, self.scale, self.layer_name = num_heads, scale, prefix
-            self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
+            self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim = (
+                qk_nope_head_dim,
+                qk_rope_head_dim,
+                v_head_dim,
+            )
             self.q_lora_rank, self.kv_lora_rank, self.kv_b_proj = q_lora_rank, kv_lora_rank, kv_b_proj
             self.kv_cache_dtype, self._k_scale, self._k_scale_float = "auto", torch.ones(()), 1.0
             self._vllm_config = state.config
@@ -230,7 +238,13 @@ def build(rank=0, ranks=1, eager=True):
             n, mqa = attn_metadata.num_actual_tokens, attn_metadata.num_decode_tokens
             if n > mqa:
                 self.impl.forward_mha(
-                    q[mqa:n], k_c_normed[mqa:n], k_pe[mqa:n], kv_cache, attn_metadata, self._k_scale, output=output[mqa:n]
+                    q[mqa:n],
+                    k_c_normed[mqa:n],
+                    k_pe[mqa:n],
+                    kv_cache,
+                    attn_metadata,
+                    self._k_scale,
+                    output=output[mqa:n],
                 )
             if mqa:
                 nope, pe = q[:mqa].split([self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
@@ -265,8 +279,17 @@ def build(rank=0, ranks=1, eager=True):
             kv_lora_rank, mla_modules, cache_config=None, quant_config=None, prefix="", skip_topk=False,
         ):  # fmt: skip
             super().__init__()
-            self.hidden_size, self.num_heads, self.q_lora_rank, self.kv_lora_rank = hidden_size, num_heads, q_lora_rank, kv_lora_rank
-            self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
+            self.hidden_size, self.num_heads, self.q_lora_rank, self.kv_lora_rank = (
+                hidden_size,
+                num_heads,
+                q_lora_rank,
+                kv_lora_rank,
+            )
+            self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim = (
+                qk_nope_head_dim,
+                qk_rope_head_dim,
+                v_head_dim,
+            )
             for name, made in vars(mla_modules).items():
                 setattr(self, name, made)
             self.g_proj = None
@@ -371,7 +394,19 @@ def build(rank=0, ranks=1, eager=True):
 
         @eager_break_during_capture
         def _sparse_indexer_and_attn(
-            self, positions, q_c, q_nope, q_pe, index_q_fp8, index_k, index_weights_out, kv_c, k_pe, ql_nope, mqa_q, output
+            self,
+            positions,
+            q_c,
+            q_nope,
+            q_pe,
+            index_q_fp8,
+            index_k,
+            index_weights_out,
+            kv_c,
+            k_pe,
+            ql_nope,
+            mqa_q,
+            output,
         ):
             metadata = metadata_of(self.layer_name)
             if metadata is None:

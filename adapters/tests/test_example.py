@@ -56,14 +56,19 @@ class Example(unittest.TestCase):
         return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).float()
 
     def close(self, a, b):
-        self.assertLess((a - b.float()).abs().max().item(), 2**-7)  # an output below 4 is half an ulp, 2**-7, off at most
+        self.assertLess(
+            (a - b.float()).abs().max().item(), 2**-7
+        )  # an output below 4 is half an ulp, 2**-7, off at most
 
     def test_absorbed(self):
         q, pe, cache = self.tensor(3, 2, 16), self.tensor(3, 2, 8), self.tensor(5, 4, 24)
         w_uv, table = self.tensor(2, 6, 16) / 4, torch.tensor([[3, 1], [4, 0]], dtype=torch.int32)
         info = {"form": "absorbed", "scale": 0.2, "requests": ["5+1", "1+2"], "positions": [5, 1, 2], "page_size": 4}
         inputs = {"q_latent": q, "q_pe": pe, "cache": cache, "block_table": table, "w_uv": w_uv}
-        wanted = {"o_latent": ("bf16", ["token", "head", "latent"], [3, 2, 16]), "lse": ("f32", ["head", "token"], [2, 3])}
+        wanted = {
+            "o_latent": ("bf16", ["token", "head", "latent"], [3, 2, 16]),
+            "lse": ("f32", ["head", "token"], [2, 3]),
+        }
         wanted["attn_out"] = ("bf16", ["token", "head*value"], [3, 12])
         self.case(info, {n: (t, []) for n, t in inputs.items()}, wanted)
         rows = [torch.cat([cache[3], cache[1, :2]]), cache[4, :3]]
@@ -76,13 +81,22 @@ class Example(unittest.TestCase):
             self.run_with(with_torch)
             self.close(self.out("o_latent", [3, 2, 16]), o)
             self.close(self.out("lse", [2, 3]), torch.cat([lse for _, lse in expected], dim=1))
-            self.close(self.out("attn_out", [3, 12]), torch.einsum("thl,hvl->thv", o.to(torch.bfloat16).float(), w_uv.float()).flatten(1))
+            self.close(
+                self.out("attn_out", [3, 12]),
+                torch.einsum("thl,hvl->thv", o.to(torch.bfloat16).float(), w_uv.float()).flatten(1),
+            )
         self.run_with(True, "--drop-last-key")
         self.assertGreater((self.out("o_latent", [3, 2, 16]) - o).abs().max().item(), 0.1)
 
     def test_fused(self):
         q, k, v = self.tensor(5, 2, 12), self.tensor(7, 2, 12), self.tensor(7, 2, 6)
-        info = {"form": "fused", "scale": 0.3, "requests": ["2+3", "0+2"], "positions": [2, 3, 4, 0, 1], "page_size": 64}
+        info = {
+            "form": "fused",
+            "scale": 0.3,
+            "requests": ["2+3", "0+2"],
+            "positions": [2, 3, 4, 0, 1],
+            "page_size": 64,
+        }
         wanted = {"attn_out": ("bf16", ["token", "head*value"], [5, 12]), "lse": ("f32", ["token", "head"], [5, 2])}
         self.case(info, {n: (t, []) for n, t in (("q", q), ("k", k), ("v", v))}, wanted)
         first = mla.attend(q[:3].float(), k[:5].float(), v[:5].float(), 0.3, True)

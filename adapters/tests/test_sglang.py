@@ -121,7 +121,9 @@ class Sglang(unittest.TestCase):
 
     def test_a_kernel_that_was_not_called_is_fired_0(self):
         state = self.engine()
-        state.attn.attn_mha.forward = lambda q, k, v, batch, **rest: mla.fresh((q.shape[0], v.shape[1] * v.shape[2]), q.dtype)
+        state.attn.attn_mha.forward = lambda q, k, v, batch, **rest: mla.fresh(
+            (q.shape[0], v.shape[1] * v.shape[2]), q.dtype
+        )
         self.run_step(state, [(0, 4, 20)], self.hidden(4))
         (capture,) = Dump(self.folder).captures()
         self.assertEqual(capture["tensors"]["attn_out@kernel"]["fired"], 0)

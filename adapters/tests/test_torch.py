@@ -24,7 +24,10 @@ class Small(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.norm, self.proj = mla.Norm(torch.ones(4, dtype=torch.bfloat16), 1e-5), nn.Linear(4, 6, bias=False, dtype=torch.bfloat16)
+        self.norm, self.proj = (
+            mla.Norm(torch.ones(4, dtype=torch.bfloat16), 1e-5),
+            nn.Linear(4, 6, bias=False, dtype=torch.bfloat16),
+        )
 
     def forward(self, x):
         y = self.proj(self.norm(x))
@@ -65,7 +68,13 @@ class Torch(unittest.TestCase):
 
     def test_a_module_that_is_gone(self):
         with self.assertRaises(base.HookError) as caught:
-            TorchDump(Small(), self.folder, {"q_raw": Spec("projection", "out", ["token", "hidden"])}, requests=["0+1"], engine=("m", "1")).__enter__()
+            TorchDump(
+                Small(),
+                self.folder,
+                {"q_raw": Spec("projection", "out", ["token", "hidden"])},
+                requests=["0+1"],
+                engine=("m", "1"),
+            ).__enter__()
         self.assertIn("projection", str(caught.exception))
 
     def test_a_shape_that_does_not_fit_the_requests(self):
@@ -106,9 +115,13 @@ class Torch(unittest.TestCase):
             (capture,) = dump.captures()
             self.assertEqual({e["fired"] for e in capture["tensors"].values()}, {1})
             self.assertTrue(torch.equal(dump.get(capture, "out"), out[0]))
-            o, _ = mla.attend(dump.get(capture, "q"), dump.get(capture, "k"), dump.get(capture, "v"), attention.scaling, True)
+            o, _ = mla.attend(
+                dump.get(capture, "q"), dump.get(capture, "k"), dump.get(capture, "v"), attention.scaling, True
+            )
             self.assertTrue(torch.allclose(o, dump.get(capture, "attn_out@kernel"), atol=1e-5))
-            self.assertTrue(torch.equal(dump.get(capture, "attn_out@kernel").flatten(1), dump.get(capture, "attn_out@caller")))
+            self.assertTrue(
+                torch.equal(dump.get(capture, "attn_out@kernel").flatten(1), dump.get(capture, "attn_out@caller"))
+            )
             self.assertEqual(capture["tensors"]["k"]["pair_order"], "half")
 
 

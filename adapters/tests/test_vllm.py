@@ -409,7 +409,9 @@ class Gone(Case):
 
     def test_a_decorator_that_is_gone(self):
         def change(state):
-            state.DeepseekV32Attention._sparse_indexer_and_attn = state.DeepseekV32Attention._sparse_indexer_and_attn.__wrapped__
+            state.DeepseekV32Attention._sparse_indexer_and_attn = (
+                state.DeepseekV32Attention._sparse_indexer_and_attn.__wrapped__
+            )
 
         self.assertIn("eager_break_during_capture", self.refused(change))
 

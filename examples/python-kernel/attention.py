@@ -1,7 +1,7 @@
 """A plain attention that fills in the outputs of a case: put your own kernel in place of `attend`.
 
-    python attention.py DIR                 # PyTorch, or numpy where it is not installed
-    python attention.py DIR --drop-last-key # a mistake, to see what mla-check says about it
+python attention.py DIR                 # PyTorch, or numpy where it is not installed
+python attention.py DIR --drop-last-key # a mistake, to see what mla-check says about it
 """
 
 import sys

@@ -52,6 +52,8 @@ class Case:
             bits = np.asarray(array, dtype={"f16": np.float16, "f32": np.float32}[dtype])
         bits = bits.view(np.uint16) if dtype in ("bf16", "f16") else bits
         if list(bits.shape) != entry["shape"]:
-            raise ValueError(f"{name} has shape {list(bits.shape)}, and the case wants {entry['shape']}, axes {entry['axes']}")
+            raise ValueError(
+                f"{name} has shape {list(bits.shape)}, and the case wants {entry['shape']}, axes {entry['axes']}"
+            )
         os.makedirs(os.path.dirname(path), exist_ok=True)
         np.save(path, np.ascontiguousarray(bits))
