@@ -252,7 +252,7 @@ class Step:
     def __init__(self, layer, parts, expected):
         self.layer, self.parts, self.expected = layer, parts, expected
         self.taken, self.fired, self.failed, self.not_applicable = {}, {}, {}, {}
-        self.pieces, self.positions = {}, None
+        self.pieces, self.positions, self.routing = {}, None, None
         self.excuses = []
 
     def seen(self, name):
@@ -512,6 +512,8 @@ class Recorder:
             return
         number = 1 + max((c["step"] for c in self.captures if c["layer"] == step.layer), default=-1)
         step.write(self, number)
+        if step.routing is not None:
+            self.manifest.setdefault("notes", {})[f"routing of layer {step.layer}, step {number}"] = step.routing
         for part in step.parts:
             key = (step.layer, part.kind())
             self.done[key] = self.done.get(key, 0) + 1

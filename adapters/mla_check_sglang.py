@@ -280,6 +280,7 @@ class Adapter:
                 "form", f"layer {step.layer}: neither forward_absorb_prepare nor forward_normal_prepare ran: not dumped"
             )
             return
+        step.routing = f"{'forward_absorb' if part.form == 'absorbed' else 'forward_normal'}, {len(part.all_new)} requests, backend {backend}"
         step.join_pieces("k", EXPECTED["k"][0])
         step.join_pieces("v", EXPECTED["v"][0])
         self.recorder.close(step)

@@ -217,6 +217,11 @@ class Adapter:
             step.fail("lse", "without context the prefill backend is not asked for it", "fused")
         if layer.module("g_proj") is not None:
             step.fail("attn_out@caller", "a gate (g_proj) multiplies the output before o_proj reads it")
+        context = any(r.context for r in requests[mqa_requests:])
+        step.routing = (
+            f"num_mqa_tokens {mqa_tokens}, num_mha_tokens {metadata.num_actual_tokens - mqa_tokens}, has_context {context}, "
+            f"num_decodes {decodes}, num_prefills {prefills}"
+        )
         self.describe(layer)
         if self.recorder.admit(step, self.geometry(layer)):
             self.steps[name], self.metadata[name] = step, metadata

@@ -159,6 +159,8 @@ class Wrapper(Case):
         absorbed, fused = dump.captures("absorbed")[0], dump.captures("fused")[0]
         self.assertEqual((absorbed["requests"], fused["requests"]), (["5+1"], ["0+3"]))
         self.assertEqual((absorbed["step"], fused["step"]), (0, 0))
+        routing = "num_mqa_tokens 1, num_mha_tokens 3, has_context False, num_decodes 1, num_prefills 1"
+        self.assertEqual(dump.manifest["notes"]["routing of layer 0, step 0"], routing)
         self.same(dump.get(absorbed, "hidden"), hidden[:1])
         self.same(dump.get(fused, "hidden"), hidden[1:])
         self.same(dump.get(absorbed, "out"), out[:1])
