@@ -59,6 +59,10 @@ class HookError(RuntimeError):
     """Something that the adapter needs is not there. The message says what, where, and what to do."""
 
 
+class ImportFailed(HookError):
+    """A module that is there could not be imported in this process, for reasons of its own."""
+
+
 def live():
     """Whether values are computed here and now: not while torch.compile traces or a CUDA graph is captured."""
     if torch.compiler.is_compiling():
@@ -130,7 +134,8 @@ def find(path, engine, version):
     try:
         found = __import__(module_name, fromlist=["_"])
     except Exception as error:  # an engine's module may fail with anything
-        raise HookError(
+        gone = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
+        raise (HookError if gone else ImportFailed)(
             f"module {module_name}, where {names} is hooked, cannot be imported ({error}): {advice}"
         ) from error
     for name in filter(None, names.split(".")):

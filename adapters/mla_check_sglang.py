@@ -12,7 +12,7 @@ import contextlib
 import torch
 
 import mla_check_dump as base
-from mla_check_dump import HookError, Part, Recorder, Request, Settings, Step, check, find, live
+from mla_check_dump import HookError, ImportFailed, Part, Recorder, Request, Settings, Step, check, find, live
 
 ENGINE = "sglang 0.5.23"
 ADAPTER = "mla_check_sglang 1"
@@ -432,6 +432,9 @@ def register():
     version = getattr(sglang, "__version__", "unknown")
     try:
         installed = install(settings, version)
+    except ImportFailed as error:  # a process without a model, or an engine that cannot load this model either
+        base.say(f"nothing is hooked in this process: {error}")
+        return
     except HookError as error:
         base.say(str(error))
         raise SystemExit(f"mla-check: {error}") from error

@@ -449,8 +449,13 @@ class Adapter:
         part = step.part("fused")
         if part is None:
             return
-        starts, lengths, rows = chunk.starts.tolist(), chunk.seq_lens.tolist(), chunk.cu_seq_lens.tolist()
-        first = chunk.request_slice.start
+        try:
+            starts, lengths, rows = chunk.starts.tolist(), chunk.seq_lens.tolist(), chunk.cu_seq_lens.tolist()
+            first = chunk.request_slice.start
+        except AttributeError as error:
+            step.fail("k", f"a chunk of context is not described as in {ENGINE}: {error}")
+            step.fail("v", f"a chunk of context is not described as in {ENGINE}: {error}")
+            return
         metadata = self.metadata[attn.layer_name]
         for i, (start, length) in enumerate(zip(starts, lengths)):
             request = next((r for r in part.requests if r.index == metadata.num_decodes + first + i), None)

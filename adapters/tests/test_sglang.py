@@ -151,6 +151,25 @@ class Sglang(unittest.TestCase):
             del os.environ["MLA_CHECK_DUMP"]
         self.assertIn("prepare_qkv_latent", str(ended.exception))
 
+    def test_a_module_that_is_gone_ends_the_process_and_one_that_fails_does_not(self):
+        standin.build(self.g, self.weights)
+        os.environ["MLA_CHECK_DUMP"] = self.folder
+        self.addCleanup(os.environ.pop, "MLA_CHECK_DUMP")
+        del sys.modules["sglang.srt.models.deepseek_v2"]
+        with self.assertRaises(SystemExit) as ended:
+            adapter.register()
+        self.assertIn("sglang.srt.models.deepseek_v2", str(ended.exception))
+
+        class Fails:
+            def find_spec(self, name, path=None, target=None):
+                if name == "sglang.srt.models.deepseek_v2":
+                    raise RuntimeError("no configuration in this process")
+
+        sys.meta_path.insert(0, Fails())
+        self.addCleanup(sys.meta_path.pop, 0)
+        adapter.register()
+        self.assertIsNone(adapter.installed)
+
     def test_a_tuple_that_has_changed_ends_the_process(self):
         def change(state):
             original = state.Attention.forward_absorb_prepare
