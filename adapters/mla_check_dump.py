@@ -168,12 +168,14 @@ def patched(obj, name, make):
     """Sets obj.name to make(original) on the instance for the time of a call."""
     original = getattr(obj, name, None)
     if original is None:
-        yield False
-        return
+        raise HookError(
+            f"{type(obj).__name__} has no method {name}, which is wrapped while a layer is dumped: it is another backend than "
+            "this adapter was written for. Use a version that docs/hooks.md names, or another backend"
+        )
     own = name in vars(obj)
     setattr(obj, name, make(original))
     try:
-        yield True
+        yield
     finally:
         if own:
             setattr(obj, name, original)

@@ -210,9 +210,9 @@ class Adapter:
             return
         step = Step(layer.index, parts, {**OUTSIDE, **INSIDE})
         if getattr(attn, "q_lora_rank", None) is None:
-            for name in ("q_a", "q_a_normed"):
-                del step.expected[name]
-                step.not_applicable[name] = "the model has no q_lora_rank"
+            for gone in ("q_a", "q_a_normed"):
+                del step.expected[gone]
+                step.not_applicable[gone] = "the model has no q_lora_rank"
         if all(r.context == 0 for part in parts if part.form == "fused" for r in part.requests):
             step.fail("lse", "without context the prefill backend is not asked for it", "fused")
         if layer.module("g_proj") is not None:

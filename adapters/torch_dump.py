@@ -126,6 +126,10 @@ class TorchDump(contextlib.AbstractContextManager):
     def __exit__(self, kind, error, trace):
         self.stack.close()
         if kind is None:
+            for tensor, axes, _ in self.step.taken.values():
+                if "head" in axes:
+                    self.recorder.manifest.setdefault("heads", [0, tensor.shape[axes.index("head")]])
+            self.recorder.manifest.setdefault("heads", [0, 0])  # no tensor has an axis of heads
             self.recorder.close(self.step)
 
     def hook(self, path, names):

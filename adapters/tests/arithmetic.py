@@ -170,12 +170,19 @@ def shard(weight, rank, ranks, axis=0):
 def modules(g, weights, rank, ranks, reduce=True, table=torch.float32, stacked="fused_qkv_a_proj"):
     """A rank's modules by the engines' names."""
     group = weights.get("group")
+    if g.q_rank is None:
+        plain = {"q_proj": Linear(shard(weights["w_q"], rank, ranks)), "kv_a_proj_with_mqa": Linear(weights["w_kv_a"])}
+        first = {stacked: None, "q_a_layernorm": None, "q_b_proj": None, **plain}
+    else:
+        first = {
+            stacked: Linear(torch.cat([weights["w_q_a"], weights["w_kv_a"]])),
+            "kv_a_proj_with_mqa": None,
+            "q_a_layernorm": Norm(weights["g_q"], g.eps),
+            "q_b_proj": Linear(shard(weights["w_q_b"], rank, ranks)),
+            "q_proj": None,
+        }
     made = {
-        stacked: Linear(torch.cat([weights["w_q_a"], weights["w_kv_a"]])),
-        "kv_a_proj_with_mqa": None,
-        "q_a_layernorm": Norm(weights["g_q"], g.eps),
-        "q_b_proj": Linear(shard(weights["w_q_b"], rank, ranks)),
-        "q_proj": None,
+        **first,
         "kv_a_layernorm": Norm(weights["g_kv"], g.eps),
         "kv_b_proj": Linear(shard(weights["kv_b"], rank, ranks)),
         "rotary_emb": Rotary(g.rope, g.base, weights.get("table", table)),

@@ -300,12 +300,16 @@ def build(rank=0, ranks=1, eager=True):
             )  # fmt: skip
 
         def forward(self, positions, hidden_states, llama_4_scaling=None):
-            stacked = self.fused_qkv_a_proj(hidden_states)[0]
-            q_c, latent = stacked.split([self.q_lora_rank, self.kv_lora_rank + self.qk_rope_head_dim], dim=-1)
-            q_c = self.q_a_layernorm(q_c)
+            if self.q_lora_rank is None:
+                q_b_proj, q_c = self.q_proj, hidden_states
+                latent = self.kv_a_proj_with_mqa(hidden_states)[0]
+            else:
+                stacked = self.fused_qkv_a_proj(hidden_states)[0]
+                q_c, latent = stacked.split([self.q_lora_rank, self.kv_lora_rank + self.qk_rope_head_dim], dim=-1)
+                q_b_proj, q_c = self.q_b_proj, self.q_a_layernorm(q_c)
             kv_c, k_pe = latent.split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
             kv_c_normed, k_pe = self.kv_a_layernorm(kv_c), k_pe.unsqueeze(1)
-            q = self.q_b_proj(q_c)[0].view(-1, self.num_heads, self.qk_nope_head_dim + self.qk_rope_head_dim)
+            q = q_b_proj(q_c)[0].view(-1, self.num_heads, self.qk_nope_head_dim + self.qk_rope_head_dim)
             self.rotary_emb(positions, q[..., self.qk_nope_head_dim :], k_pe)
             shape = (hidden_states.shape[0], self.num_heads * self.v_head_dim)
             return self.o_proj(self.mla_attn(q, kv_c_normed, k_pe, output_shape=shape))[0]
@@ -370,7 +374,12 @@ def build(rank=0, ranks=1, eager=True):
             for name, made in vars(modules).items():
                 setattr(self, name, made)
             self.impl = SparseImpl(self)
-            self.prefill_backend = None
+            if not config.dense_prefill:
+                self.prefill_backend = None
+            self.dense_prefill = config.dense_prefill
+
+        def _use_sparse_mha(self, attn_metadata):
+            return self.dense_prefill and attn_metadata.prefill is not None
 
         def forward(self, positions, hidden_states):
             g = self
@@ -411,6 +420,10 @@ def build(rank=0, ranks=1, eager=True):
             metadata = metadata_of(self.layer_name)
             if metadata is None:
                 output.zero_()
+                return
+            if self._use_sparse_mha(metadata):
+                q = torch.cat([q_nope, mqa_q], dim=-1)
+                self.forward_impl(q, kv_c, k_pe.unsqueeze(1), self.kv_cache, metadata, output)
                 return
             n = metadata.num_actual_tokens
             whole = Record(**{**vars(metadata), "num_decodes": metadata.num_decodes + metadata.num_prefills})

@@ -123,6 +123,7 @@ class Torch(unittest.TestCase):
                 torch.equal(dump.get(capture, "attn_out@kernel").flatten(1), dump.get(capture, "attn_out@caller"))
             )
             self.assertEqual(capture["tensors"]["k"]["pair_order"], "half")
+            self.assertEqual(dump.manifest["heads"], [0, 4])
 
 
 class EntryPoints(unittest.TestCase):

@@ -36,7 +36,7 @@ class Case(unittest.TestCase):
         names.update({f"MLA_CHECK_{key}": str(value) for key, value in env.items()})
         return base.Settings.from_env(names)
 
-    def engine(self, rank=0, ranks=1, eager=True, v32=False, layer=0, before=None, **env):
+    def engine(self, rank=0, ranks=1, eager=True, v32=False, dense_prefill=False, layer=0, before=None, **env):
         """A patched stand-in with one decoder layer."""
         state = standin.build(rank, ranks, eager)
         if before is not None:
@@ -46,7 +46,7 @@ class Case(unittest.TestCase):
         self.addCleanup(torch.set_default_dtype, before)
         torch.set_default_dtype(torch.bfloat16)  # as vLLM does while it builds a model
         if v32:
-            config = standin.Record(geometry=self.g, weights=self.weights)
+            config = standin.Record(geometry=self.g, weights=self.weights, dense_prefill=dense_prefill)
             state.layer = state.DeepseekV32DecoderLayer(state.config, f"model.layers.{layer}", config=config)
             state.attn = state.layer.self_attn
         else:
@@ -193,6 +193,22 @@ class Wrapper(Case):
         dump = Dump(self.folder)
         (capture,) = dump.captures(layer=3)
         self.same(dump.get(capture, "hidden"), (hidden.float() + residual.float()).to(torch.bfloat16))
+
+    def test_a_model_without_q_lora_rank(self):
+        self.g.q_rank = None
+        drawn = torch.Generator().manual_seed(4)
+        w_q = torch.randn(self.g.heads * (self.g.nope + self.g.rope), self.g.hidden, generator=drawn).to(torch.bfloat16)
+        self.weights["w_q"] = w_q / 4
+        state = self.engine(WEIGHTS="all")
+        self.run_step(state, [(0, 3, PAGES[0])], self.hidden(3))
+        dump = Dump(self.folder)
+        (capture,) = dump.captures()
+        attn_in = dump.get(capture, "attn_in")
+        self.same(dump.get(capture, "q_raw"), mla.matmul(attn_in, self.weights["w_q"]))
+        self.same(dump.get(capture, "kv_a"), mla.matmul(attn_in, self.weights["w_kv_a"]))
+        self.assertEqual(capture["not_applicable"]["q_a"], "the model has no q_lora_rank")
+        self.assertTrue(all(entry["fired"] == 1 for entry in capture["tensors"].values()))
+        self.same(dump.weight("0/w_q"), self.weights["w_q"])
 
     def test_limits_choose_requests_and_cut_the_last(self):
         state = self.engine(TOKENS=5)
@@ -366,6 +382,20 @@ class Sparse(Case):
         self.assertEqual(capture["tensors"]["o_latent"]["fired"], 1)
         self.assertTrue(state.DeepseekV32Attention._sparse_indexer_and_attn.breaks)
 
+    def test_a_prefill_that_is_decompressed_where_the_backend_can(self):
+        state = self.engine(v32=True, dense_prefill=True)
+        hidden = self.hidden(5)
+        self.run_step(state, [(0, 5, PAGES[0])], hidden)
+        self.run_step(state, [(5, 1, PAGES[0])], self.hidden(1, 9))
+        dump = Dump(self.folder)
+        fused, absorbed = dump.captures("fused")[0], dump.captures("absorbed")[0]
+        self.assertEqual((fused["requests"], absorbed["requests"]), (["0+5"], ["5+1"]))
+        self.assertEqual({e["fired"] for c in (fused, absorbed) for e in c["tensors"].values()}, {1})
+        o, _ = mla.attend(dump.get(fused, "q"), dump.get(fused, "k"), dump.get(fused, "v"), self.g.scale, True)
+        self.same(dump.get(fused, "attn_out@kernel"), o.flatten(1))
+        raw = dump.get(fused, "q_raw").view(5, self.g.heads, -1)
+        self.assertFalse(torch.equal(raw, dump.get(fused, "q")))
+
     def test_hidden_of_a_later_layer_is_the_sum_however_it_is_added(self):
         hidden, residual = self.hidden(3, 1), self.hidden(3, 2)
         for ranks in (1, 2):
@@ -387,6 +417,14 @@ class Sparse(Case):
 
 
 class Gone(Case):
+    def test_a_backend_without_the_method(self):
+        state = self.engine()
+        del type(state.attn.impl).forward_mqa
+        del sys.modules["vllm.model_executor.layers.attention.mla_attention"].MLACommonImpl.forward_mqa
+        with self.assertRaises(base.HookError) as caught:
+            self.run_step(state, [(0, 2, PAGES[0])], self.hidden(2))
+        self.assertIn("forward_mqa", str(caught.exception))
+
     def refused(self, change):
         with self.assertRaises(base.HookError) as caught:
             self.engine(before=change)
