@@ -113,12 +113,19 @@ def build(g, weights, rank=0, ranks=1):
                 row += new
             return torch.cat(outs).flatten(1)
 
+    def plain(attn, hidden_states):
+        q = attn.q_proj(hidden_states)[0].view(-1, attn.num_local_heads, g.nope + g.rope)
+        return q, attn.kv_a_proj_with_mqa(hidden_states)[0]
+
     class DeepseekMLAForwardMixin:
         def forward_absorb_prepare(
             self, positions, hidden_states, forward_batch, zero_allocator, llama_4_scaling=None, prev_topk_indices=None
         ):
-            q, latent = state.latent().split([g.q_rank, g.latent + g.rope], dim=-1)
-            q = self.q_b_proj_forward(self.q_a_layernorm(q))
+            if g.q_rank is None:
+                q, latent = plain(self, hidden_states)
+            else:
+                q, latent = state.latent().split([g.q_rank, g.latent + g.rope], dim=-1)
+                q = self.q_b_proj_forward(self.q_a_layernorm(q))
             k_nope = self.kv_a_layernorm(latent[..., : g.latent]).unsqueeze(1)
             q_nope, q_pe = q.split([g.nope, g.rope], dim=-1)
             k_pe = latent[..., g.latent :].unsqueeze(1)
@@ -137,8 +144,11 @@ def build(g, weights, rank=0, ranks=1):
 
     class DeepseekMHAForwardMixin:
         def forward_normal_prepare(self, positions, hidden_states, forward_batch, zero_allocator):
-            q, latent = state.latent().split([g.q_rank, g.latent + g.rope], dim=-1)
-            q = self.q_b_proj(self.q_a_layernorm(q))[0].view(-1, self.num_local_heads, g.nope + g.rope)
+            if g.q_rank is None:
+                q, latent = plain(self, hidden_states)
+            else:
+                q, latent = state.latent().split([g.q_rank, g.latent + g.rope], dim=-1)
+                q = self.q_b_proj(self.q_a_layernorm(q))[0].view(-1, self.num_local_heads, g.nope + g.rope)
             kv_a, latent = self.kv_a_layernorm(latent[..., : g.latent]), latent.unsqueeze(1)
             k_pe = latent[:, :, g.latent :]
             self.rotary_emb(positions, q[..., g.nope :], k_pe)

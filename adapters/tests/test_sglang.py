@@ -101,6 +101,19 @@ class Sglang(unittest.TestCase):
         self.assertEqual(capture["positions"], [0, 1, 2, 0, 1])
         self.assertEqual(list(dump.get(capture, "cache").shape), [5, 24])
 
+    def test_a_model_without_q_lora_rank(self):
+        self.g.q_rank = None
+        self.weights["w_q"] = torch.randn(4 * 20, 32, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16) / 4
+        state = self.engine()
+        _, normed = self.run_step(state, [(0, 3, 20)], self.hidden(3))
+        self.run_step(state, [(3, 1, 20)], self.hidden(1), "DECODE")
+        dump = Dump(self.folder)
+        fused, absorbed = dump.captures()
+        self.same(dump.get(fused, "q_raw"), mla.matmul(normed, self.weights["w_q"]))
+        self.same(dump.get(fused, "kv_a"), mla.matmul(normed, self.weights["w_kv_a"]))
+        self.assertEqual({e["fired"] for c in (fused, absorbed) for e in c["tensors"].values()}, {1})
+        self.assertIn("q_a", absorbed["not_applicable"])
+
     def test_ranks_have_their_heads_and_partial_sums(self):
         for rank in (0, 1):
             self.run_step(self.engine(rank, 2), [(0, 4, 20)], self.hidden(4))
