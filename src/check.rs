@@ -18,7 +18,9 @@ use crate::engine::{Engine, EngineError};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
 use crate::judge::cumulative::{self, Drift, KeepAll};
 use crate::judge::watch::{self, GateReport, Watch};
-use crate::judge::{Budget, Recorder, Session, Settings, Unit, Verdict, Which, compare_scalars, overall};
+use crate::judge::{
+    Ask, Budget, Recorder, Session, Settings, Unit, Verdict, Which, compare_scalars, overall,
+};
 use crate::model::{Convention, Layer, Model, ModelError, Reading};
 use crate::nvrtc::Target;
 use crate::probe::{self, Probe, Subject};
@@ -112,6 +114,8 @@ pub struct Options {
     pub gates: Vec<Stage>,
     /// Show differences from the start of the layer.
     pub cumulative: bool,
+    /// A question about one tensor; the run ends with its answer.
+    pub ask: Option<Ask>,
 }
 
 impl Default for Options {
@@ -137,6 +141,7 @@ impl Default for Options {
             save: None,
             gates: Vec::new(),
             cumulative: false,
+            ask: None,
         }
     }
 }
@@ -236,6 +241,8 @@ pub fn layer_with(
             budget: options.budget,
             seed: options.seed,
             conventions: other_conventions(model, &spec),
+            closer: options.ask.is_none(),
+            ask: options.ask.clone(),
             ..Settings::default()
         };
         let recorder = saver.as_mut().map(|s| s as &mut dyn Recorder);

@@ -13,7 +13,7 @@ gguf → model → case → engine → judge → report
 - [`case`](mod@case): requests, pages, positions, drawn inputs: the plan of a run.
 - [`engine`]: whatever computes the tensors of a layer and streams them.
 - [`judge`]: each tensor against the float64 reference, from the engine's own inputs, within proven bounds.
-- [`report`]: one serde struct and its renderers.
+- [`report`]: one serde struct and its renderers. [`explain`]: the same of one element.
 
 [`probe`] asks an engine small questions of its own. [`check`] puts them in order; [`cli`] sits on top and calls all.
 [`trace`] holds tensors as bits, [`fault`] plants deliberate faults, [`synth`] writes model files, [`study`] runs the
@@ -44,6 +44,7 @@ pub mod compare;
 pub mod contracts;
 pub mod device;
 pub mod engine;
+pub mod explain;
 pub mod fault;
 pub mod gguf;
 pub mod judge;

@@ -5,7 +5,7 @@ use super::out::{Failure, Output};
 use super::run::{self, AttentionArg};
 use crate::compare::map::{Map, MapContract, nearest};
 use crate::compare::{self, Capture, Options, hook, mapped, saved};
-use crate::judge::{Budget, Verdict};
+use crate::judge::{Ask, Budget, Verdict};
 use crate::kernel_case;
 use crate::model::{Model, Reading};
 use crate::report::{ModelReport, Report};
@@ -91,6 +91,29 @@ impl CompareArgs {
     fn dump(&self) -> &Path {
         self.case.as_deref().or(self.paths.last().map(PathBuf::as_path)).unwrap_or(Path::new(""))
     }
+    fn options(&self, ask: Option<Ask>) -> Options {
+        Options { budget: Budget { alpha: self.budget, promise: self.promise }, ask }
+    }
+
+    /// Repeats one layer of a comparison until `ask` has its answer; nothing is printed or written.
+    pub(super) fn ask(mut self, layer: usize, ask: Ask, progress: &dyn Fn(&str)) -> Result<(), Failure> {
+        self.layer = Some(layer);
+        exists(&self)?;
+        let options = self.options(Some(ask));
+        progress("reading the dump");
+        let Some(model) = self.model() else {
+            let (map, _) = bare_map(&self)?;
+            let dump = Dump::open(self.dump()).map_err(Failure::input)?;
+            let (spec, capture) = compare::bare::capture(&dump, &map, layer).map_err(Failure::input)?;
+            return run::answered(compare::bare::layer(spec, layer, capture, &options, progress));
+        };
+        let model = Model::open(model).map_err(Failure::input)?;
+        for w in wanted(&self)? {
+            let capture = (w.read)(&model)?;
+            run::answered(compare::layer(&model, w.layer, &w.reading, capture, &options, progress))?;
+        }
+        Ok(())
+    }
 }
 
 /// Reads a layer's tensors once the model is open.
@@ -120,7 +143,7 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
     if log {
         return norms::main(&model, args.dump(), args.layer, args.bisect, out);
     }
-    let options = Options { budget: Budget { alpha: args.budget, promise: args.promise } };
+    let options = args.options(None);
     let convention = wanted.first().map_or("hf", |w| w.reading.convention.name());
     let mut report = Report {
         schema: "mla-check.compare/1",
@@ -177,18 +200,7 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
 /// Judges a dump without a model.
 fn bare(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
     exists(args)?;
-    let (map, read_by) = if let Some(dir) = &args.case {
-        let contract = MapContract::named(&args.contract, "--contract").map_err(Failure::input)?;
-        (kernel_case::map(dir, contract).map_err(Failure::input)?, "read as a case".to_string())
-    } else if let Some(path) = &args.map {
-        (Map::read(path).map_err(Failure::input)?, format!("read by {}", path.display()))
-    } else {
-        return Err(Failure::Input(format!(
-            "without a model nothing says what the dump's widths are\n  where: {}\n  do: pass --map FILE.toml with a complete [geometry] (docs/dumps.md), or name the model file before the dump{}",
-            args.dump().display(),
-            arrays(args)
-        )));
-    };
+    let (map, read_by) = bare_map(args)?;
     let dump = Dump::open(args.dump()).map_err(Failure::input)?;
     let layer = args.layer.or(map.layer).unwrap_or(0);
     let bar = out.progress(0);
@@ -196,7 +208,7 @@ fn bare(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
     let (spec, mut capture) = compare::bare::capture(&dump, &map, layer).map_err(Failure::input)?;
     let mut left_out = std::mem::take(&mut capture.left_out);
     left_out.push("norms, projections, rotations and weights: they need a model".into());
-    let options = Options { budget: Budget { alpha: args.budget, promise: args.promise } };
+    let options = args.options(None);
     let judged =
         compare::bare::layer(spec, layer, capture, &options, &|what| bar.set_message(what.to_string()));
     bar.finish_and_clear();
@@ -214,6 +226,22 @@ fn bare(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
         command: run::command(),
     };
     run::emit(report, None, &args.report, args.bisect, out)
+}
+
+/// What reads a dump without a model, and how it came about.
+fn bare_map(args: &CompareArgs) -> Result<(Map, String), Failure> {
+    Ok(if let Some(dir) = &args.case {
+        let contract = MapContract::named(&args.contract, "--contract").map_err(Failure::input)?;
+        (kernel_case::map(dir, contract).map_err(Failure::input)?, "read as a case".to_string())
+    } else if let Some(path) = &args.map {
+        (Map::read(path).map_err(Failure::input)?, format!("read by {}", path.display()))
+    } else {
+        return Err(Failure::Input(format!(
+            "without a model nothing says what the dump's widths are\n  where: {}\n  do: pass --map FILE.toml with a complete [geometry] (docs/dumps.md), or name the model file before the dump{}",
+            args.dump().display(),
+            arrays(args)
+        )));
+    })
 }
 
 /// Whether there is a dump at all.

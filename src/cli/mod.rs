@@ -9,6 +9,7 @@ mod calibrate;
 mod case;
 mod compare;
 mod devices;
+mod explain;
 mod inspect;
 mod layers;
 mod norms;
@@ -78,6 +79,8 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Write a test case for a kernel that lives elsewhere: Triton, CUTLASS, Python
     Case(case::CaseArgs),
+    /// Show every term behind one element of a report
+    Explain(explain::ExplainArgs),
     /// Show what a model file holds, and what is wrong with it
     Inspect(inspect::InspectArgs),
     /// Write a model file with real dimensions and random weights
@@ -113,6 +116,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::main(args, &mut output),
         Command::Compare(args) => compare::main(args, &mut output),
         Command::Case(args) => case::main(args, &mut output),
+        Command::Explain(args) => explain::main(args, &mut output),
         Command::Inspect(args) => inspect::main(args, &mut output),
         Command::Synth(args) => synth::main(args, &mut output),
         Command::Calibrate(args) => calibrate::main(args, &mut output),

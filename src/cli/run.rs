@@ -9,7 +9,7 @@ use crate::device::cuda::Installed;
 use crate::engine::{EngineError, SinkError};
 use crate::fault::{Fault, NAMES};
 use crate::judge::watch::OUTPUTS;
-use crate::judge::{Budget, Verdict};
+use crate::judge::{Ask, Budget, Verdict};
 use crate::model::{Convention, Model, Reading};
 use crate::nvrtc::{Nvrtc, Target};
 use crate::report::{LayerReport, ModelReport, Report, terminal};
@@ -269,11 +269,7 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
         check_report_path(path)?;
     }
     threads(args.threads)?;
-    let path = args.model.as_ref().or(args.model_flag.as_ref());
-    let path = path.ok_or_else(|| {
-        Failure::Input("no model file was given\n  where: MODEL\n  do: name a GGUF file".into())
-    })?;
-    let model = Model::open(path).map_err(Failure::input)?;
+    let model = args.open()?;
     for w in model.gguf().warnings() {
         out.warn(&w.to_string());
     }
@@ -323,6 +319,36 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
         return Err(failure(e));
     }
     emit(report, broken.map(failure), &args.report, args.bisect, out)
+}
+
+impl RunArgs {
+    fn open(&self) -> Result<Model, Failure> {
+        let path = self.model.as_ref().or(self.model_flag.as_ref());
+        let path = path.ok_or_else(|| {
+            Failure::Input("no model file was given\n  where: MODEL\n  do: name a GGUF file".into())
+        })?;
+        Model::open(path).map_err(Failure::input)
+    }
+
+    /// Repeats one layer of a run until `ask` has its answer; nothing is printed or written.
+    pub(super) fn ask(&self, layer: usize, ask: Ask, progress: &dyn Fn(&str)) -> Result<(), Failure> {
+        let (options, _) = options(self)?;
+        if options.engine == EngineKind::Reference {
+            return Err(Failure::Input(
+                "engine reference is held against nothing, so nothing was judged\n  where: the report's command\n  do: make a report with another --engine".into(),
+            ));
+        }
+        let options = Options { save: None, gates: Vec::new(), cumulative: false, ask: Some(ask), ..options };
+        answered(check::layer(&self.open()?, layer, &options, progress))
+    }
+}
+
+/// What a layer ends with once a question is answered is no error.
+pub(super) fn answered(of: Result<LayerReport, CheckError>) -> Result<(), Failure> {
+    match of {
+        Ok(_) | Err(CheckError::Engine(EngineError::Sink(SinkError::Enough))) => Ok(()),
+        Err(e) => Err(failure(e)),
+    }
 }
 
 /// Threads of the whole program, where a number is given.
@@ -440,6 +466,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         save: args.save.clone(),
         gates: if args.gates { OUTPUTS.to_vec() } else { Vec::new() },
         cumulative: args.cumulative,
+        ask: None,
     };
     Ok((options, choice))
 }

@@ -20,7 +20,7 @@ pub mod saved;
 use crate::case::Case;
 use crate::check::{CheckError, other_conventions};
 use crate::engine::{Description, Sink};
-use crate::judge::{Budget, ScalarDifference, Session, Settings, Unit, Verdict, Which, overall, starts};
+use crate::judge::{Ask, Budget, ScalarDifference, Session, Settings, Unit, Verdict, Which, overall, starts};
 use crate::model::{Layer, Layout, Model, Reading, Stored};
 use crate::report::{CaseReport, Judgement, LayerReport};
 use crate::trace::{Tensor, TensorId};
@@ -128,10 +128,12 @@ pub fn scalars(
 }
 
 /// What a comparison may cost and promise.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Budget and promise.
     pub budget: Budget,
+    /// A question about one tensor; the comparison ends with its answer.
+    pub ask: Option<Ask>,
 }
 
 /// Judges what was captured of a layer. `conventions`: other readings of the model's numbers, by name.
@@ -158,6 +160,8 @@ pub fn judge(
         search: capture.undeclared,
         model: capture.model,
         other_conventions_pass: capture.other_software,
+        closer: options.ask.is_none(),
+        ask: options.ask.clone(),
         ..Settings::default()
     };
     let session =

@@ -10,8 +10,10 @@ between `rounding` and `inconclusive` ([`conclude`]). Where something is found, 
 does another contract or convention explain it ([`menu`]), and where is it ([`localise`]).
 Where nobody declares a contract, the one that explains the bits is searched for ([`search`]).
 Where a Trace holds some tensors only, stages between two that are there are judged together ([`chain`]).
+What one element is made of is asked while its tensor is judged ([`Ask`]).
 */
 
+mod ask;
 pub mod bound;
 pub mod chain;
 pub mod closer;
@@ -36,11 +38,12 @@ mod verdict;
 pub mod watch;
 mod weights;
 
+pub use ask::{Answer, Ask, Asked, Standing};
 pub use conclude::{Budget, Power};
 pub use evidence::Test;
 pub use geometry::{ScalarDifference, compare_scalars};
 pub use search::FoundContract;
 pub use session::{OPEN, Recorder, Session, Settings, expected, starts};
-pub use tally::{Digest, Element, Tally, checksum_weight};
-pub use unit::{Explained, Unit, Which, Worst, origins, overall};
+pub use tally::{Digest, Element, Tally, checksum_weight, differing, within};
+pub use unit::{Explained, Unit, Which, Worst, origins, overall, unravel};
 pub use verdict::{Row, TABLE, Verdict};

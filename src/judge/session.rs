@@ -6,6 +6,7 @@ stage reads it. At the end whatever the table asks for and nobody delivered is a
 captured, only that is asked for, and inputs that it lacks are computed from what is there ([`super::chain`]).
 */
 
+use super::ask::{Ask, Asked, Standing};
 use super::chain::Chain;
 use super::closer::{Closer, Unknown};
 use super::compare::Isolated;
@@ -86,6 +87,8 @@ pub struct Settings {
     pub model: bool,
     /// What another convention explains is no fault: other software reads the same file by its own.
     pub other_conventions_pass: bool,
+    /// A question about one tensor: then nothing else is judged that the answer does not need, and the session ends there.
+    pub ask: Option<Ask>,
 }
 
 impl Default for Settings {
@@ -102,6 +105,7 @@ impl Default for Settings {
             search: false,
             model: true,
             other_conventions_pass: false,
+            ask: None,
         }
     }
 }
@@ -358,6 +362,10 @@ impl<'a> Session<'a> {
     /// Judges one tensor from the inputs recorded so far.
     fn judge(&mut self, id: TensorId, tensor: &Tensor) -> Result<(), SinkError> {
         let which = unit::Which::Tensor(id);
+        let asked = self.settings.ask.as_ref().map(|a| a.which == which);
+        if asked == Some(false) && !self.settings.search {
+            return Ok(());
+        }
         if tensor.dtype != self.contract.stored(id.stage) {
             let note = format!("is stored as {}, declared {}", tensor.dtype, self.contract.stored(id.stage));
             self.units.push(Unit::without_data(which, None, Verdict::Fault, &note));
@@ -398,13 +406,18 @@ impl<'a> Session<'a> {
         let (units, found) = {
             let (view, contract) = (self.tensors.view(id.form), self.contract_for(id, &ready));
             let isolated = self.isolated(id, &ready, &view, &contract);
-            let watch = reference.is_some().then_some(&watch as &(dyn Fn(&Piece) + Sync));
-            let mut counted = isolated.compare(id, tensor, watch);
             // Of inputs that were computed here no cast of P is placed: there is nothing to find.
             let product = matches!(id.stage, Stage::AttnOut if id.form == Some(Form::Absorbed))
                 || !matches!(id.stage, Stage::AttnOut | Stage::OLatent | Stage::Lse);
             let certain = (product || ready.chained.is_empty()) && self.searchable(id, tensor);
+            if asked == Some(true) && !certain {
+                self.answer(id, tensor, &isolated, &ready.chained, &[]);
+                return Ok(());
+            }
+            let watch = reference.is_some().then_some(&watch as &(dyn Fn(&Piece) + Sync));
+            let mut counted = isolated.compare(id, tensor, watch);
             let found = if certain { self.search(id, tensor, &isolated, &mut counted) } else { Vec::new() };
+            self.answer(id, tensor, &isolated, &ready.chained, &found);
             let mut units = self.units_of(id, tensor, &isolated, counted);
             tell(&mut units, &found);
             (units, found)
@@ -481,9 +494,35 @@ impl<'a> Session<'a> {
         if found.is_empty() || !counted.values().all(clean) {
             return None;
         }
+        self.answer(id, tensor, &isolated, &[], &found);
         let mut units = self.units_of(id, tensor, &isolated, counted);
         tell(&mut units, &found);
         Some(units)
+    }
+
+    /// Tells whoever asked about this tensor what it is made of.
+    fn answer(&self, id: TensorId, tensor: &Tensor, of: &Isolated, chained: &[Stage], found: &[Told]) {
+        let Some(ask) = self.settings.ask.as_ref().filter(|a| a.which == unit::Which::Tensor(id)) else {
+            return;
+        };
+        let found = found.iter().filter_map(|(phase, _, f)| Some((*phase, f.clone()?))).collect();
+        let (inputs, file) = (&self.tensors.view(id.form), self.layer.weights);
+        (ask.answer)(&Asked::Tensor(Standing { id, tensor, isolated: of, inputs, chained, file, found }));
+    }
+
+    /// The same of a weight.
+    fn answer_weight(
+        &self,
+        weight: Weight,
+        file: &dyn Rows,
+        engine: &dyn Rows,
+        dtype: DType,
+    ) -> Result<(), SinkError> {
+        let which = unit::Which::Weight(weight);
+        if let Some(ask) = self.settings.ask.as_ref().filter(|a| a.which == which) {
+            (ask.answer)(&Asked::Weight { weight, file, engine, dtype });
+        }
+        Ask::enough(&self.settings.ask, which)
     }
 
     /// Weights of a stage that nobody captured, of an engine that promised nothing.
@@ -594,7 +633,7 @@ impl Sink for Session<'_> {
             return Err(SinkError::Unasked(format!("the layer has no {weight}")));
         };
         self.take_weight(weight, file, rows, self.contract.weights);
-        Ok(())
+        self.answer_weight(weight, file, rows, self.contract.weights)
     }
 
     fn norm(&mut self, weight: Weight, values: &[f64]) -> Result<(), SinkError> {
@@ -618,7 +657,7 @@ impl Sink for Session<'_> {
         let (axes, shape) = (weight.row().axes.to_vec(), vec![values.len()]);
         self.units.push(weight_unit(which, axes, shape, dtype, c.tally, explained));
         self.held.norms.push((weight, values.to_vec()));
-        Ok(())
+        self.answer_weight(weight, &file, &engine, dtype)
     }
 
     fn evidence(&mut self, id: TensorId, what: &str) -> Result<(), SinkError> {
@@ -639,6 +678,7 @@ impl Sink for Session<'_> {
             self.units.push(Unit::without_data(unit::Which::Tensor(id), None, Verdict::Fault, &note));
         } else {
             self.judge(id, tensor)?;
+            Ask::enough(&self.settings.ask, unit::Which::Tensor(id))?;
             self.tensors.keep(id, tensor.clone());
         }
         self.tensors.release(&self.live(), &self.layer.spec.geometry);

@@ -332,7 +332,8 @@ fn row_width(axes: &[Axis], shape: &[usize]) -> usize {
     }
 }
 
-fn unravel(mut flat: usize, shape: &[usize]) -> Vec<usize> {
+/// The index along each axis of an element, of its place among all.
+pub fn unravel(mut flat: usize, shape: &[usize]) -> Vec<usize> {
     let mut index = vec![0; shape.len()];
     for (i, n) in index.iter_mut().zip(shape).rev() {
         *i = flat % n.max(&1);

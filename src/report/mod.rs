@@ -54,6 +54,8 @@ pub struct Report {
 pub struct ModelReport {
     /// Files, in order.
     pub files: Vec<String>,
+    /// Their sizes in bytes.
+    pub bytes: Vec<u64>,
     /// general.architecture
     pub architecture: &'static str,
     /// general.name, if it has one.
@@ -65,13 +67,14 @@ pub struct ModelReport {
 impl ModelReport {
     /// Of a dump that is compared without one.
     pub fn none() -> ModelReport {
-        ModelReport { files: Vec::new(), architecture: "none", name: None, layers: 0 }
+        ModelReport { files: Vec::new(), bytes: Vec::new(), architecture: "none", name: None, layers: 0 }
     }
 
     /// Of an open model.
     pub fn new(model: &Model) -> ModelReport {
         ModelReport {
             files: model.gguf().parts().iter().map(|p| p.path().display().to_string()).collect(),
+            bytes: model.gguf().parts().iter().map(|p| p.length()).collect(),
             architecture: model.arch.name,
             name: model
                 .gguf()
