@@ -184,7 +184,7 @@ fn finish(e: &mut Explanation, args: &ExplainArgs, report: &Report, layer: &Laye
     e.layer = layer.layer;
     for from in &mut e.from {
         if let Some(s) = layer.weights.iter().find(|s| s.weight == *from || e.tensor == s.weight) {
-            *from = format!("{from} ({} in {})", s.tensor, s.ty);
+            *from = format!("{from} ({} in the file, {})", s.tensor, s.ty);
         }
     }
 }

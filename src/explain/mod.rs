@@ -25,7 +25,7 @@ use crate::judge::{Asked, Standing as Stands, Which, unravel};
 use crate::trace::TensorId;
 use mla_numeric::DType;
 use mla_reference::product::Rows;
-use mla_reference::{Axis, Contract, Phase, Terms, Weight};
+use mla_reference::{Axis, Contract, Form, Geometry, Phase, Stage, Terms, Weight};
 use operand::Sources;
 use serde::Serialize;
 use std::sync::{Mutex, PoisonError};
@@ -220,7 +220,7 @@ fn weight_element(
         tensor: weight.name().into(),
         index: places(weight.row().axes, index, shape),
         formula: "the file's value, decoded exactly and rounded once".into(),
-        from: vec![format!("the file's {} ({} in Hugging Face's names)", weight.row().gguf, weight.row().hf)],
+        from: vec![format!("the file, {}; in Hugging Face's names {}", weight.row().gguf, weight.row().hf)],
         casts: vec![format!("weights to {dtype}")],
         sums: vec![Sum::of("x", vec![Term::new("", vec![operand], x)], 1)],
         value,
@@ -299,7 +299,7 @@ fn piece_element(
     Explanation {
         tensor: of.id.to_string(),
         index: places(&tensor.axes, &unravel(row * tensor.cols + col, &tensor.shape), &tensor.shape),
-        formula: formula(piece.terms, of.id),
+        formula: formula(piece.terms, of.id, g),
         from: from.map(String::from).collect(),
         contract: contract.to_string(),
         casts: made.casts,
@@ -314,12 +314,17 @@ fn piece_element(
     }
 }
 
-/// The table's formula; a merge has its own.
-fn formula(terms: &Terms, id: TensorId) -> String {
-    match terms {
-        Terms::Merge { lse: true, .. } => "ln Σ_s exp(part_lse_s)".into(),
-        Terms::Merge { .. } => "Σ_s exp(part_lse_s − lse) · part_o_s".into(),
-        _ => id.stage.row().formula.into(),
+/// The table's formula: of two ways the one that is gone; a merge has its own.
+fn formula(terms: &Terms, id: TensorId, g: &Geometry) -> String {
+    let other = match id.stage {
+        Stage::AttnOut => id.form == Some(Form::Absorbed),
+        _ => g.q_rank == 0,
+    };
+    match (terms, id.stage.row().formula.split_once(", or ")) {
+        (Terms::Merge { lse: true, .. }, _) => "ln Σ_s exp(part_lse_s)".into(),
+        (Terms::Merge { .. }, _) => "Σ_s exp(part_lse_s − lse) · part_o_s".into(),
+        (_, Some((one, two))) => if other { two } else { one }.into(),
+        (_, None) => id.stage.row().formula.into(),
     }
 }
 
@@ -364,8 +369,7 @@ fn empty() -> Explanation {
 }
 
 /// The tensor that a name means, as reports print it: `form/name`.
-pub fn which(name: &str, form: Option<mla_reference::Form>) -> Option<Which> {
-    use mla_reference::Stage;
+pub fn which(name: &str, form: Option<Form>) -> Option<Which> {
     if let Some(w) = Weight::from_name(name) {
         return Some(Which::Weight(w));
     }

@@ -119,7 +119,7 @@ fn norm(e: &Element, len: usize, z: f64, gamma: &[f64]) -> Made {
     made.step("eps", eps, "by the convention");
     made.step("rms", (mean.total + eps).sqrt(), "√(mean square + eps)");
     let own = e.sources.input(input, e.row, e.col, None);
-    made.step(input.name(), own.value, format!("this column, {} bits", own.bits.clone().unwrap_or_default()));
+    made.step(input.name(), own.value, format!("this column, bits {}", own.bits.clone().unwrap_or_default()));
     made.step("normalised", z, format!("{input} / rms"));
     made.step(
         "as multiplied",

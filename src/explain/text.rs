@@ -1,6 +1,7 @@
 /*! An [`Explanation`] for people: what it is first, then how it comes about, then what both values are. */
 
 use super::{Explanation, Key, Operand, Sum, Term};
+use mla_reference::Axis;
 use std::fmt::Write;
 
 /// Columns of a lead word.
@@ -90,7 +91,11 @@ fn number(v: f64) -> String {
 
 /// To six digits.
 fn short(v: f64) -> String {
-    let rounded: f64 = format!("{v:.5e}").parse().unwrap_or(v);
+    digits(v, 6)
+}
+
+fn digits(v: f64, n: usize) -> String {
+    let rounded: f64 = format!("{v:.*e}", n.saturating_sub(1)).parse().unwrap_or(v);
     number(rounded)
 }
 
@@ -101,7 +106,8 @@ fn row(e: &Explanation) -> Option<String> {
         text += &format!(", {r} context");
     }
     if let Some(i) = e.row.within {
-        text += &format!(", its number {i}");
+        let keys = matches!(e.index.first().map(|p| p.axis), Some(Axis::Key | Axis::Page));
+        text += &format!(", {} {i}", if keys { "key" } else { "token" });
     }
     if let Some(p) = e.row.phase {
         text += &format!(", {}", p.name());
@@ -190,24 +196,19 @@ fn keys(out: &mut Lines, keys: &[Key]) {
     }
     let _ = writeln!(out.text);
     out.plain("keys with the largest P");
-    out.plain(&format!(
-        "  {:>6} {:>12} {:>12} {:>12} {:>12} {:>12} {:>12}  from",
-        "key", "q·k", "score", "max so far", "P", "P cast", "weight"
-    ));
+    let line = |cells: [String; 7]| {
+        let [key, rest @ ..] = cells;
+        rest.iter().fold(format!("  {key:>5}"), |line, cell| format!("{line} {cell:>10}"))
+    };
+    out.plain(&line(["key", "q·k", "score", "max so far", "P", "P cast", "weight"].map(String::from)));
     for k in keys {
+        let numbers = [k.raw, k.score, k.maximum, k.p, k.cast, k.weight].map(|v| digits(v, 4));
+        let [a, b, c, d, e, f] = numbers;
         let index: Vec<String> = k.from.index.iter().map(|i| i.to_string()).collect();
-        out.plain(&format!(
-            "  {:>6} {:>12} {:>12} {:>12} {:>12} {:>12} {:>12}  {}[{}]",
-            k.key,
-            short(k.raw),
-            short(k.score),
-            short(k.maximum),
-            short(k.p),
-            short(k.cast),
-            short(k.weight),
-            k.from.name,
-            index.join(", ")
-        ));
+        let (text, from) =
+            (line([k.key.to_string(), a, b, c, d, e, f]), format!("{}[{}]", k.from.name, index.join(", ")));
+        let fits = text.chars().count() + 2 + from.chars().count() <= out.width;
+        out.plain(&if fits { format!("{text}  {from}") } else { text });
     }
 }
 
@@ -232,9 +233,9 @@ fn values(out: &mut Lines, e: &Explanation) {
         text += &format!(", {} by its scores' own terms", in_ulps(r));
     }
     out.line("bound", &text);
-    out.line("usual", &format!("{}: standard deviation before the final rounding", in_ulps(b.usual)));
     for p in &b.made_of {
         out.line("", &format!("{}: {}", p.what, short(p.value)));
     }
+    out.line("usual", &format!("{}: standard deviation before the final rounding", in_ulps(b.usual)));
     out.line("share", &format!("{} of the proven bound and half an ulp", short(b.share)));
 }
