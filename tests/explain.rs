@@ -81,6 +81,11 @@ fn number(v: &Value) -> f64 {
     v.as_f64().unwrap_or_else(|| panic!("{v} is no number"))
 }
 
+/// Numbers of JSON, as they are read here, may be off in their last bit.
+fn near(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 2.0 * f64::EPSILON * a.abs().max(b.abs())
+}
+
 fn list(v: &Value) -> &[Value] {
     v.as_array().map_or(&[], Vec::as_slice)
 }
@@ -112,7 +117,7 @@ fn saved(dir: &Path, name: &str, index: &[usize]) -> Option<u64> {
 
 /// A sum is the sum of what is shown and of the rest; terms are products of their factors; operands are their bits, and
 /// those of the saved tensors. Gives how many operands were found there.
-fn check_sum(e: &Value, sum: &Value, by_unit: bool) -> usize {
+fn check_sum(e: &Value, sum: &Value) -> usize {
     let name = format!("{} {}", e["tensor"], sum["name"]);
     let (size, total) = (number(&sum["size"]), number(&sum["total"]));
     let terms = list(&sum["terms"]);
@@ -129,14 +134,13 @@ fn check_sum(e: &Value, sum: &Value, by_unit: bool) -> usize {
         let factors = list(&t["factors"]);
         let product: f64 = factors.iter().map(|f| number(&f["value"])).product();
         // Casts of a rotation's products stand between factors and term; the default contract has none.
-        let single = factors.len() > 1 && !name.contains("mean square") && by_unit;
-        if single && !name.contains("merge") {
+        if !factors.is_empty() {
             let off = (product - number(&t["value"])).abs();
             assert!(off <= 8.0 * f64::EPSILON * product.abs(), "{name}: {t}");
         }
-        for f in factors {
+        for f in factors.iter().chain(list(&t["from"])) {
             let (Some(dtype), Some(bits)) = (f["dtype"].as_str(), f["bits"].as_str()) else { continue };
-            assert_eq!(decoded(dtype, bits), number(&f["value"]), "{name}: {f}");
+            assert!(f["value"].is_null() || near(decoded(dtype, bits), number(&f["value"])), "{name}: {f}");
             let index: Vec<usize> = list(&f["index"]).iter().map(|i| number(i) as usize).collect();
             let own = f["name"].as_str().unwrap();
             let dir = CLEAN.0.path().join("saved");
@@ -162,23 +166,18 @@ fn check(tensor: &str, index: &[usize]) -> Value {
     assert_eq!(first["name"], "x");
     let slack = (number(&first["count"]) + 1.0) * f64::EPSILON * number(&first["size"]);
     assert!((number(&first["total"]) - x).abs() <= 4.0 * slack, "{tensor}: {} {x}", first["total"]);
-    let lse = tensor.ends_with("lse");
-    let found: usize = sums
-        .iter()
-        .enumerate()
-        .map(|(i, s)| check_sum(&e, s, !lse && !(i == 0 && tensor.ends_with("normed"))))
-        .sum();
+    let found: usize = sums.iter().map(|s| check_sum(&e, s)).sum();
     // All but hidden states and context rows are computed from tensors of the run.
     let given = ["hidden", "w_uk", "w_q_a", "g_kv"].contains(&tensor);
     assert!(found > 0 || given || e["notes"].to_string().contains("given"), "{tensor}: {e}");
     let v = &e["value"];
     let dtype = v["dtype"].as_str().unwrap();
     if dtype == "bf16" {
-        assert_eq!(bf16(x), number(&v["rounded"]), "{tensor}");
+        assert!(near(bf16(x), number(&v["rounded"])), "{tensor}");
     } else {
-        assert_eq!(f64::from(x as f32), number(&v["rounded"]), "{tensor}");
+        assert!(near(f64::from(x as f32), number(&v["rounded"])), "{tensor}");
     }
-    assert_eq!(decoded(dtype, v["engine_bits"].as_str().unwrap()), number(&v["engine"]));
+    assert!(near(decoded(dtype, v["engine_bits"].as_str().unwrap()), number(&v["engine"])), "{tensor}");
     let exact = e["standing"].as_str().unwrap().starts_with("exact");
     assert_eq!(exact, v["engine"] == v["rounded"], "{tensor}");
     assert!(
@@ -216,7 +215,7 @@ fn step(e: &Value, name: &str) -> f64 {
 fn weights_and_copies() {
     let e = check("w_uk", &[1, 3, 5]);
     let file = number(&e["sums"][0]["terms"][0]["factors"][0]["file"]);
-    assert_eq!(bf16(file), number(&e["value"]["engine"]));
+    assert!(near(bf16(file), number(&e["value"]["engine"])));
     check("w_q_a", &[2, 7]);
     check("g_kv", &[4]);
     check("hidden", &[1, 9]);
@@ -249,7 +248,7 @@ fn products() {
     assert_eq!((&t[0]["name"], &t[1]["name"]), (&"attn_in".into(), &"w_q_a".into()));
     // Both have the same column, and the weight's value in the file rounds to the one that is multiplied.
     assert_eq!(t[0]["index"][1], t[1]["index"][1]);
-    assert_eq!(bf16(number(&t[1]["file"])), number(&t[1]["value"]));
+    assert!(near(bf16(number(&t[1]["file"])), number(&t[1]["value"])));
     check("kv_a", &[0, 515]);
     check("q_raw", &[5, 1, 17]);
     let e = check("fused/k", &[7, 2, 9]);
@@ -305,7 +304,7 @@ fn softmax(e: &Value, visible: f64) {
         let weight = number(&k["cast"]) * number(&k["rescale"]) / step(e, "row sum l");
         assert!((weight - number(&k["weight"])).abs() <= 4.0 * f64::EPSILON * weight, "{k}");
         assert!(e["casts"].to_string().contains("P to bf16"), "{}", e["casts"]);
-        assert_eq!(bf16(number(&k["p"])), number(&k["cast"]));
+        assert!(near(bf16(number(&k["p"])), number(&k["cast"])));
     }
     let scores = list(&e["keys"]).iter().map(|k| number(&k["weight"])).collect::<Vec<_>>();
     assert!(scores.is_sorted_by(|a, b| a >= b) && !scores.is_empty());
@@ -334,18 +333,15 @@ fn attention_and_its_lse() {
 
 #[test]
 fn merges_of_splits() {
-    for (tensor, width) in [("fused/attn_out", 3), ("absorbed/o_latent", 3)] {
+    for tensor in ["fused/attn_out", "absorbed/o_latent"] {
         let e = check(tensor, &[5, 1, 40]);
-        assert_eq!(
-            (e["sums"][0]["count"].as_u64(), list(&e["sums"][0]["terms"][0]["factors"]).len()),
-            (Some(2), width)
-        );
+        assert_eq!(list(&e["sums"][0]["terms"]).len(), 2);
         let lse = step(&e, "lse");
         for t in list(&e["sums"][0]["terms"]) {
-            let f = &t["factors"];
-            assert_eq!((&f[1]["name"], &f[2]["name"]), (&"part_lse".into(), &"part_o".into()));
-            let w = (number(&f[1]["value"]) - lse).exp();
-            assert!((w - number(&f[0]["value"])).abs() <= 1e-13 * w, "{f}");
+            let (weight, part) = (&t["factors"][0], &t["from"][0]);
+            assert_eq!((&t["factors"][1]["name"], &part["name"]), (&"part_o".into(), &"part_lse".into()));
+            let w = (number(&part["value"]) - lse).exp();
+            assert!((w - number(&weight["value"])).abs() <= 1e-13 * w, "{t}");
         }
     }
     let e = check("absorbed/lse", &[5, 3]);
@@ -373,11 +369,11 @@ fn faults_are_what_the_report_shows() {
         let e = json(&path, &name, &index);
         assert_eq!(e["standing"], "beyond", "{fault}");
         let text = |v: &Value| v.as_str().unwrap().parse::<f64>().unwrap();
-        assert_eq!(number(&e["value"]["engine"]), text(&worst["engine"]), "{fault}");
-        assert_eq!(number(&e["value"]["x"]), text(&worst["reference"]), "{fault}");
-        assert_eq!(number(&e["value"]["error_ulps"]), text(&worst["ulps"]), "{fault}");
+        assert!(near(number(&e["value"]["engine"]), text(&worst["engine"])), "{fault}");
+        assert!(near(number(&e["value"]["x"]), text(&worst["reference"])), "{fault}");
+        assert!(near(number(&e["value"]["error_ulps"]), text(&worst["ulps"])), "{fault}");
         if !e["bound"].is_null() {
-            assert_eq!(number(&e["bound"]["share"]), text(&worst["share_of_bound"]), "{fault}");
+            assert!(near(number(&e["bound"]["share"]), text(&worst["share_of_bound"])), "{fault}");
         }
         let out = explain(&path, &name, &index, &[]);
         assert!(String::from_utf8_lossy(&out.stdout).contains("beyond what any rounding explains"));

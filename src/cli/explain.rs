@@ -13,6 +13,7 @@ use crate::judge::Ask;
 use clap::{Args, Parser};
 use mla_reference::{Axis, Form};
 use serde::Deserialize;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -238,11 +239,13 @@ fn units<'l>(args: &ExplainArgs, layer: &'l Layer) -> Result<Vec<&'l Unit>, Wron
     let Some(first) = units.first() else {
         let mut names: Vec<String> = layer.tensors.iter().map(Unit::name).collect();
         names.dedup();
-        let forms: Vec<&String> = names.iter().filter(|n| n.ends_with(&format!("/{name}"))).collect();
-        let near = match forms.is_empty() {
-            false => forms.iter().map(|n| n.as_str()).collect::<Vec<_>>().join(", "),
-            true => nearest(name, &names.iter().map(String::as_str).collect::<Vec<_>>()).join(", "),
-        };
+        // Nearest without their forms; then all that are called so.
+        let bare = |n: &str| n.rsplit('/').next().unwrap_or_default().to_string();
+        let all: BTreeSet<String> = names.iter().map(|n| bare(n)).collect();
+        let near = nearest(&bare(name), &all.iter().map(String::as_str).collect::<Vec<_>>());
+        let near = if all.contains(&bare(name)) { vec![bare(name)] } else { near };
+        let called = |b: &String| names.iter().filter(|n| bare(n) == *b).cloned().collect::<Vec<_>>();
+        let near = near.iter().flat_map(called).collect::<Vec<_>>().join(", ");
         return Err((format!("the report has no tensor {asked}"), format!("choose among {near}")));
     };
     let Some(unit) = units.iter().find(|u| !u.axes.is_empty()) else {

@@ -255,7 +255,11 @@ pub fn split(e: &Element, m: &Merged, head: &Head, lse: bool) -> Made {
         made.sums.push(Sum::of("x", terms.map(|(n, v)| Term::new(n, Vec::new(), v)).into(), 2));
         let each: Vec<f64> = l.iter().map(|v| libm::exp(v - most)).collect();
         made.sums.push(Sum::among("Σ exp(lse − largest)", &each, e.shown, |s| {
-            Term::new(names[s].clone(), vec![Operand::plain("lse of the split", Vec::new(), l[s])], each[s])
+            Term::new(names[s].clone(), Vec::new(), each[s]).of(Operand::plain(
+                "lse of the split",
+                Vec::new(),
+                l[s],
+            ))
         }));
     } else {
         let each: Vec<f64> = m.states.iter().map(|s| s.weight[e.i] * s.stored[[e.i, e.j]]).collect();

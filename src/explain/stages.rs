@@ -110,7 +110,7 @@ fn norm(e: &Element, len: usize, z: f64, gamma: &[f64]) -> Made {
     let row = e.sources.row(input, e.row, 0..len);
     let squares: Vec<f64> = row.iter().map(|v| v * v / len as f64).collect();
     let mean = Sum::among("mean square", &squares, e.shown, |k| {
-        Term::new(format!("column {k}"), vec![e.sources.input(input, e.row, k, None)], squares[k])
+        Term::new(format!("column {k}"), Vec::new(), squares[k]).of(e.sources.input(input, e.row, k, None))
     });
     let cast = e.contract.norm_cast;
     let (held, g) = (cast.map_or(z, |d| d.round(z)), gamma.get(e.j).copied().unwrap_or(f64::NAN));
@@ -305,7 +305,7 @@ fn merge(e: &Element, lse: bool, (spread, size): (f64, Option<f64>)) -> Made {
         let most = l.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let each: Vec<f64> = l.iter().map(|v| libm::exp(v - most)).collect();
         let inner = Sum::among("Σ exp(part_lse − largest)", &each, e.shown, |s| {
-            Term::new(format!("split {s}"), vec![parts[s].clone()], each[s])
+            Term::new(format!("split {s}"), Vec::new(), each[s]).of(parts[s].clone())
         });
         let terms = [("largest part_lse", most), ("ln Σ exp(part_lse − largest)", libm::log(inner.total))];
         made.sums.push(Sum::of("x", terms.map(|(n, v)| Term::new(n, Vec::new(), v)).into(), 2));
@@ -317,7 +317,7 @@ fn merge(e: &Element, lse: bool, (spread, size): (f64, Option<f64>)) -> Made {
             weights.iter().zip(&values).map(|(w, v)| if *w == 0.0 { 0.0 } else { w * v.value }).collect();
         made.sums.push(Sum::among("x", &each, e.shown, |s| {
             let weight = Operand::plain("exp(part_lse − lse)", Vec::new(), weights[s]);
-            Term::new(format!("split {s}"), vec![weight, parts[s].clone(), values[s].clone()], each[s])
+            Term::new(format!("split {s}"), vec![weight, values[s].clone()], each[s]).of(parts[s].clone())
         }));
     }
     let n = splits as f64;

@@ -8,8 +8,11 @@ use serde::Serialize;
 pub struct Term {
     /// Which: `k 17`, `key 3`.
     pub name: String,
-    /// What is multiplied.
+    /// What is multiplied: the term is their product (where a cast stands between, rounded).
     pub factors: Vec<Operand>,
+    /// What else it is computed from.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub from: Vec<Operand>,
     /// The term.
     pub value: f64,
     /// The sum up to it, in the order of the terms.
@@ -19,7 +22,12 @@ pub struct Term {
 impl Term {
     /// Of its factors and their product.
     pub fn new(name: impl Into<String>, factors: Vec<Operand>, value: f64) -> Term {
-        Term { name: name.into(), factors, value, partial: 0.0 }
+        Term { name: name.into(), factors, from: Vec::new(), value, partial: 0.0 }
+    }
+
+    /// The same with what else it is computed from.
+    pub fn of(self, from: Operand) -> Term {
+        Term { from: vec![from], ..self }
     }
 }
 

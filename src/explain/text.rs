@@ -173,21 +173,17 @@ fn sum(out: &mut Lines, s: &Sum) {
 }
 
 fn term(out: &mut Lines, t: &Term, name: usize) {
-    let factors: Vec<String> = t.factors.iter().map(operand).collect();
+    let factor = |(i, o): (usize, &Operand)| format!("{} {}", if i > 0 { "×" } else { "=" }, operand(o));
+    let of = |o: &Operand| format!("of {}", operand(o));
+    let parts: Vec<String> = t.factors.iter().enumerate().map(factor).chain(t.from.iter().map(of)).collect();
     let head = format!("  {:name$}  {:>13}  {:>13}", t.name, short(t.value), short(t.partial));
-    // Operands that don't fit stand below.
-    let (line, mut used) = (factors.join(" × "), head.chars().count());
-    if line.is_empty() {
-        return out.plain(&head);
-    }
-    if used + 2 + line.chars().count() <= out.width {
+    let line = parts.join(" ");
+    if head.chars().count() + 2 + line.chars().count() <= out.width {
         return out.plain(&format!("{head}  {line}"));
     }
+    // Operands that don't fit stand below.
     out.plain(&head);
-    used = name + 4;
-    for (i, f) in factors.iter().enumerate() {
-        out.plain(&format!("{:used$}{}{f}", "", if i > 0 { "× " } else { "= " }));
-    }
+    parts.iter().for_each(|p| out.plain(&format!("{:1$}{p}", "", name + 4)));
 }
 
 fn keys(out: &mut Lines, keys: &[Key]) {
