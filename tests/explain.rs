@@ -370,7 +370,9 @@ fn faults_are_what_the_report_shows() {
         assert_eq!(e["standing"], "beyond", "{fault}");
         let text = |v: &Value| v.as_str().unwrap().parse::<f64>().unwrap();
         assert!(near(number(&e["value"]["engine"]), text(&worst["engine"])), "{fault}");
-        assert!(near(number(&e["value"]["x"]), text(&worst["reference"])), "{fault}");
+        // Of weights the report's reference is the rounded value.
+        let x = if e["bound"].is_null() { &e["value"]["rounded"] } else { &e["value"]["x"] };
+        assert!(near(number(x), text(&worst["reference"])), "{fault}");
         assert!(near(number(&e["value"]["error_ulps"]), text(&worst["ulps"])), "{fault}");
         if !e["bound"].is_null() {
             assert!(near(number(&e["bound"]["share"]), text(&worst["share_of_bound"])), "{fault}");
@@ -466,4 +468,25 @@ fn reports_that_are_wrong() {
         }
     });
     assert!(said.contains("has shape [6, 64] now"), "{said}");
+}
+
+/// The example of docs/verdicts.md is what the program prints.
+#[test]
+fn the_example_in_the_docs_is_real() {
+    let docs = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/verdicts.md")).unwrap();
+    let section = docs.split("## One element in full").nth(1).unwrap();
+    let block = section.split("```console\n").nth(1).unwrap().split("```").next().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(fixture(GLM), dir.path().join("model.gguf")).unwrap();
+    let mut printed = String::new();
+    for line in block.lines().filter_map(|l| l.strip_prefix("$ mla-check ")) {
+        let out = Command::new(env!("CARGO_BIN_EXE_mla-check"))
+            .args(line.split(' '))
+            .current_dir(dir.path())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        printed += &format!("$ mla-check {line}\n{}", String::from_utf8_lossy(&out.stdout));
+    }
+    assert_eq!(printed, block);
 }

@@ -11,7 +11,7 @@ use crate::compare::map::nearest;
 use crate::explain::{self, Explanation};
 use crate::judge::Ask;
 use clap::{Args, Parser};
-use mla_reference::{Axis, Form};
+use mla_reference::{Axis, Form, Phase};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -91,6 +91,8 @@ struct Stored {
 struct Unit {
     tensor: String,
     form: Option<Form>,
+    #[serde(default)]
+    phase: Option<Phase>,
     axes: Vec<Axis>,
     shape: Vec<usize>,
     verdict: String,
@@ -156,6 +158,8 @@ pub fn main(args: &ExplainArgs, out: &mut Output) -> Result<u8, Failure> {
         bad(why, "make a new report with the same command: what it ran on is not what it was")
     })?;
     finish(&mut e, args, &report, layer);
+    let own = units.iter().find(|u| u.phase.is_none() || u.phase == e.row.phase).unwrap_or(&unit);
+    e.verdict = own.verdict.clone();
     for worst in units.iter().filter_map(|u| u.worst.as_ref()) {
         let here = worst.index.iter().map(|(_, i)| *i).eq(args.index.iter().copied());
         let then: Option<f64> = worst.engine.parse().ok().filter(|_| here);

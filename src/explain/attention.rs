@@ -15,6 +15,9 @@ use ndarray::Array2;
 /// Keys with the largest P that are shown.
 const KEYS: usize = 8;
 
+/// What the bound of an attention is made of besides.
+const OTHERS: &str = "scores, exponentials, row sum, P near ties of its cast";
+
 /// A row of a matrix.
 fn line<'m>(m: &Strided<'m>, row: usize) -> &'m [f64] {
     m.data.get(row * m.stride..).and_then(|r| r.get(..m.cols)).unwrap_or(&[])
@@ -229,9 +232,8 @@ pub fn range(e: &Element, a: &Attended, head: &Head, lse: bool) -> Made {
     if !lse && let Some(x) = made.sums.first() {
         let error = value_error(e.contract, a.range.len());
         made.parts.push(Part::new("roundings of P·V and of the end, times Σ P|v|", error * x.size));
-        made.parts.push(Part::new("roundings of P·V and of the end, relative", error));
     }
-    made.notes.push("the rest of the bound: scores, exponentials, row sum, P near ties of its cast".into());
+    made.others = OTHERS;
     made
 }
 
@@ -282,5 +284,6 @@ pub fn split(e: &Element, m: &Merged, head: &Head, lse: bool) -> Made {
         }
         made.sums.push(r.row_sum(e));
     }
+    made.others = "as of one range of keys, in each split; weights of splits, roundings of the merge";
     made
 }

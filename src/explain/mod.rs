@@ -135,6 +135,8 @@ pub struct Explanation {
     pub bound: Option<Bound>,
     /// What the element is.
     pub standing: Standing,
+    /// The report's verdict of its tensor (and phase).
+    pub verdict: String,
     /// What may be said besides.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -148,6 +150,8 @@ struct Made {
     keys: Vec<Key>,
     sums: Vec<Sum>,
     parts: Vec<Part>,
+    /// What else a bound is made of, of which there are no numbers.
+    others: &'static str,
     notes: Vec<String>,
 }
 
@@ -256,7 +260,10 @@ fn tensor_element(of: &Stands, (row, col): (usize, usize), shown: usize) -> Resu
     }
     if !of.chained.is_empty() {
         let names: Vec<&str> = of.chained.iter().map(|s| s.name()).collect();
-        e.notes.push(format!("not captured and computed in its place: {}", names.join(", ")));
+        e.notes.push(format!(
+            "not captured and computed in its place, their errors in the bound: {}",
+            names.join(", ")
+        ));
     }
     Ok(e)
 }
@@ -283,8 +290,12 @@ fn piece_element(
         made.sums.iter_mut().take(1).for_each(|s| s.scale(unit));
     }
     let x = piece.x[[i, j]];
-    let (value, bound, standing) =
+    let (value, mut bound, standing) =
         standing::of(piece, (i, j), tensor.dtype, tensor.bits(row, col), made.parts);
+    if let Some(b) = bound.as_mut().filter(|_| !made.others.is_empty()) {
+        let named: f64 = b.made_of.iter().map(|p| p.value).sum();
+        b.made_of.push(Part::new(made.others, b.proven - named));
+    }
     if let Some(sum) = made.sums.first()
         && (sum.total - x).abs() > 1e-9 * x.abs().max(sum.size)
         && x.is_finite()
@@ -364,6 +375,7 @@ fn empty() -> Explanation {
         value,
         bound,
         standing,
+        verdict: String::new(),
         notes: Vec::new(),
     }
 }

@@ -38,6 +38,7 @@ pub fn render(e: &Explanation, width: usize) -> String {
         sum(&mut out, s);
     }
     values(&mut out, e);
+    out.line("verdict", &format!("{} of the whole tensor, by the report", e.verdict));
     for note in &e.notes {
         out.line("note", note);
     }
