@@ -43,7 +43,8 @@ impl<'r, 'h> Range<'r, 'h> {
         let (p, w) = upper.map_or((&a.p, &a.w), |u| (&u.p, &u.w));
         let many = if upper.is_some() { 2 } else { 1 };
         let n = a.range.len();
-        let tiles = if soft.normalised { vec![0..n] } else { e.contract.tiles(0..n) };
+        let whole = || std::iter::once(0..n).collect();
+        let tiles: Vec<_> = if soft.normalised { whole() } else { e.contract.tiles(0..n) };
         let (mut maxima, mut m) = (vec![f64::NEG_INFINITY; n], f64::NEG_INFINITY);
         for group in tiles.chunks(many) {
             m = group.iter().cloned().flatten().map(|t| a.s[[e.i, t]]).fold(m, f64::max);
