@@ -210,7 +210,7 @@ fn inside(e: &Element, made: &mut Made, r: &Range) {
     made.step("scale", e.of.isolated.spec.scale, "factor on q·k");
     let factor = e.contract.score_factor(e.of.isolated.spec.scale);
     if factor != e.of.isolated.spec.scale {
-        made.step("factor", factor, "f32(scale · log₂e) over log₂e, as the kernel holds it");
+        made.step("factor", factor, "f32(scale · log₂e) / log₂e");
     }
     let range = &r.a.range;
     made.step("visible keys", seen.len() as f64, format!("of keys {}..{}", range.start, range.end));
@@ -250,7 +250,7 @@ pub fn split(e: &Element, m: &Merged, head: &Head, lse: bool) -> Made {
     let weight = |s: usize| m.weights[[s, e.i]];
     let heaviest = (0..m.parts.len()).fold(0, |best, s| if weight(s) > weight(best) { s } else { best });
     let names: Vec<String> =
-        m.parts.iter().map(|p| format!("split of keys {}..{}", p.range.start, p.range.end)).collect();
+        m.parts.iter().map(|p| format!("keys {}..{}", p.range.start, p.range.end)).collect();
     if lse {
         let l: Vec<f64> = m.parts.iter().map(|p| p.lse[e.i]).collect();
         let most = l.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -277,11 +277,30 @@ pub fn split(e: &Element, m: &Merged, head: &Head, lse: bool) -> Made {
             Term::new(of.join(", "), factors, each[g])
         }));
     }
+    for state in m.states.iter().filter(|s| !lse && s.parts.len() > 1).take(e.shown) {
+        let whole = state.weight[e.i];
+        let share = |s: usize| if whole == 0.0 { 0.0 } else { weight(s) / whole };
+        let value = |s: usize| m.stored[s][[e.i, e.j]];
+        let each: Vec<f64> = state.parts.iter().map(|s| share(*s) * value(*s)).collect();
+        let of: Vec<&str> = state.parts.iter().map(|s| names[*s].as_str()).collect();
+        made.sums.push(Sum::among(format!("merged first: {}", of.join(", ")), &each, e.shown, |k| {
+            let s = state.parts[k];
+            let factors = vec![
+                Operand::plain("share of the weight", Vec::new(), share(s)),
+                Operand::plain("result as stored", Vec::new(), value(s)),
+            ];
+            Term::new(names[s].clone(), factors, each[k])
+        }));
+    }
     if let Some(part) = m.parts.get(heaviest) {
         let r = Range::new(e, part, head, lse);
         inside(e, &mut made, &r);
         if !lse {
-            made.sums.push(r.values(e, &format!("{}, the one of most weight", names[heaviest]), e.j));
+            made.sums.push(r.values(
+                e,
+                &format!("split of {}, the one of most weight", names[heaviest]),
+                e.j,
+            ));
         }
         made.sums.push(r.row_sum(e));
     }
