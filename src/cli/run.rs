@@ -296,6 +296,7 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
         convention: if args.convention == Convention::Auto { "hf (auto)" } else { args.convention.name() },
         engine_choice: choice,
         layers: Vec::new(),
+        beside: Vec::new(),
         not_judged: not_judged(&options),
         command: command(),
     };

@@ -9,6 +9,7 @@ judge, report.
 
 pub mod arrange;
 pub mod bare;
+pub mod beside;
 pub mod heads;
 pub mod hook;
 pub mod map;

@@ -18,6 +18,9 @@ pub fn render(report: &Report, width: usize) -> String {
     for layer in &report.layers {
         layer_report(&mut out, report, layer, width.max(40));
     }
+    for pair in &report.beside {
+        blocks::beside(&mut out, pair, width.max(40));
+    }
     not_judged(&mut out, report, width.max(40));
     out
 }
