@@ -47,6 +47,7 @@ pub mod engine;
 pub mod fault;
 pub mod gguf;
 pub mod judge;
+pub mod kernel_case;
 pub mod model;
 pub mod nvrtc;
 pub mod probe;

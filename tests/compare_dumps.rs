@@ -44,8 +44,10 @@ impl Bits {
     }
     fn numbers(&self) -> Vec<f64> {
         let all = self.bytes.chunks(8).map(|b| <[u8; 8]>::try_from(b).unwrap());
-        all.map(|b| if self.dtype == Dtype::I64 { i64::from_le_bytes(b) as f64 } else { f64::from_le_bytes(b) })
-            .collect()
+        all.map(
+            |b| if self.dtype == Dtype::I64 { i64::from_le_bytes(b) as f64 } else { f64::from_le_bytes(b) },
+        )
+        .collect()
     }
     fn number_format(&self) -> DType {
         if self.dtype == Dtype::F16 { DType::F16 } else { DType::Bf16 }
@@ -78,7 +80,8 @@ fn outputs() -> Vec<Output> {
         let t = all.tensor(name).ok()?;
         Some(Bits { dtype: t.dtype(), shape: t.shape().to_vec(), bytes: t.data().to_vec() })
     };
-    let mut names: Vec<String> = all.names().iter().filter(|n| n.ends_with("/out")).map(|n| n.to_string()).collect();
+    let mut names: Vec<String> =
+        all.names().iter().filter(|n| n.ends_with("/out")).map(|n| n.to_string()).collect();
     names.sort();
     let mut found = Vec::new();
     for name in names {
@@ -154,9 +157,10 @@ impl Output {
     fn judge(&self) -> LayerReport {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("dump.safetensors");
-        let views = self.arrays.iter().map(|(n, b)| {
-            (*n, TensorView::new(b.dtype, b.shape.clone(), &b.bytes).unwrap())
-        });
+        let views = self
+            .arrays
+            .iter()
+            .map(|(n, b)| (*n, TensorView::new(b.dtype, b.shape.clone(), &b.bytes).unwrap()));
         std::fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
         compared(&path, &self.map()).unwrap_or_else(|e| panic!("{} {}: {e}", self.problem, self.kernel))
     }
@@ -267,13 +271,32 @@ fn line(u: &Unit, o: &Output) -> (String, bool) {
         Some(f) => {
             let wanted = documented(&o.kernel, wide);
             let right = f.name.starts_with(&wanted) || f.alike.iter().any(|n| n.starts_with(&wanted));
-            let runner = f.runner_up.as_ref().map_or(String::new(), |(n, s)| format!("; next {n} {:.2} %", 100.0 * s));
+            let runner =
+                f.runner_up.as_ref().map_or(String::new(), |(n, s)| format!("; next {n} {:.2} %", 100.0 * s));
             let (before, after) = (100.0 * f.flips_before, 100.0 * f.flips);
-            (format!("{} [{} alike], {} tried, {before:.2} % → {after:.3} %{runner}", f.name, f.alike.len(), f.tried), right)
+            (
+                format!(
+                    "{} [{} alike], {} tried, {before:.2} % → {after:.3} %{runner}",
+                    f.name,
+                    f.alike.len(),
+                    f.tried
+                ),
+                right,
+            )
         }
     };
     let mark = if right { "as documented" } else { "NOT AS DOCUMENTED" };
-    (format!("| {} | {} | {}, {} | {} | {found} | {mark} |", o.problem, o.kernel, u.title(), u.flips, u.verdict), right)
+    (
+        format!(
+            "| {} | {} | {}, {} | {} | {found} | {mark} |",
+            o.problem,
+            o.kernel,
+            u.title(),
+            u.flips,
+            u.verdict
+        ),
+        right,
+    )
 }
 
 /// Every output is `rounding` or `exact` under a contract that the search found, and it is the documented one.
@@ -292,12 +315,25 @@ fn contracts_are_found() {
             as_documented &= is;
         }
         for u in units(&report, "lse") {
-            println!("|  |  | {} | {} | {:?} |", u.title(), u.verdict, u.found_contract.as_ref().map(|f| &f.name));
+            println!(
+                "|  |  | {} | {} | {:?} |",
+                u.title(),
+                u.verdict,
+                u.found_contract.as_ref().map(|f| &f.name)
+            );
         }
         right += usize::from(as_documented);
         for u in report.tensors.iter().filter(|u| u.elements > 0) {
             if !matches!(u.verdict, Verdict::Exact | Verdict::Rounding) {
-                bad.push(format!("{} {} {}: {} {:?} {:?}", o.problem, o.kernel, u.title(), u.verdict, u.evidence, u.note));
+                bad.push(format!(
+                    "{} {} {}: {} {:?} {:?}",
+                    o.problem,
+                    o.kernel,
+                    u.title(),
+                    u.verdict,
+                    u.evidence,
+                    u.note
+                ));
             }
         }
     }
@@ -322,7 +358,10 @@ fn altered_copies_are_faults() {
             let fault = verdicts.contains(&Verdict::Fault);
             if !fault {
                 let u = units(&report, o.output())[0];
-                missed.push(format!("{} {}: {what}: {verdicts:?} {:?} {:?}", o.problem, o.kernel, u.explained, u.note));
+                missed.push(format!(
+                    "{} {}: {what}: {verdicts:?} {:?} {:?}",
+                    o.problem, o.kernel, u.explained, u.note
+                ));
             }
             println!("| {} | {} | {what} | {verdicts:?} | {:.1} s |", o.problem, o.kernel, report.seconds);
         }
@@ -336,7 +375,8 @@ fn altered_copies_are_faults() {
 fn the_command_needs_no_model() {
     let dir = tempfile::tempdir().unwrap();
     let o = outputs().into_iter().find(|o| o.kernel == "flashmla" && o.problem == "a16_unit").unwrap();
-    let views = o.arrays.iter().map(|(n, b)| (*n, TensorView::new(b.dtype, b.shape.clone(), &b.bytes).unwrap()));
+    let views =
+        o.arrays.iter().map(|(n, b)| (*n, TensorView::new(b.dtype, b.shape.clone(), &b.bytes).unwrap()));
     let (dump, map) = (dir.path().join("dump.safetensors"), dir.path().join("map.toml"));
     std::fs::write(&dump, safetensors::serialize(views, None).unwrap()).unwrap();
     let run = |text: &str| {
@@ -350,7 +390,10 @@ fn the_command_needs_no_model() {
     assert_eq!(code, Some(0), "{out}{err}");
     let first: Vec<&str> = out.lines().take(2).collect();
     assert_eq!(first[0], "engine kernel 1, no model, contract none: rounding");
-    assert!(first[1].starts_with("contract found: absorbed/o_latent, decode: flashmla-decode, splits of 64"), "{out}");
+    assert!(
+        first[1].starts_with("contract found: absorbed/o_latent, decode: flashmla-decode, splits of 64"),
+        "{out}"
+    );
     assert!(out.contains("they need a model"), "{out}");
     for (from, to, words) in [
         ("latent = 512\n", "", "does not say latent"),

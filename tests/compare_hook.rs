@@ -68,6 +68,8 @@ impl Part {
 struct Captured {
     form: &'static str,
     requests: &'static str,
+    /// Slot of each key, request by request.
+    slots: Value,
     ranks: Vec<BTreeMap<String, Part>>,
 }
 
@@ -116,7 +118,10 @@ fn honest(form: &'static str, requests: &'static str) -> Captured {
     all.insert("attn_out@kernel".into(), out.clone());
     all.insert("attn_out@caller".into(), out);
     let ranks = (0..RANKS).map(|r| all.iter().map(|(n, p)| (n.clone(), p.of_rank(r))).collect()).collect();
-    Captured { form, requests, ranks }
+    let text = std::fs::read_to_string(dir.path().join("layer-0/manifest.json")).unwrap();
+    let manifest: Value = serde_json::from_str(&text).unwrap();
+    let slots = manifest["sequences"].as_array().unwrap().iter().map(|s| s["slots"].clone()).collect();
+    Captured { form, requests, slots, ranks }
 }
 
 fn dtype(stored: Stored) -> safetensors::Dtype {
@@ -150,7 +155,7 @@ fn write(dir: &Path, captured: &[Captured], ranks: &[usize]) {
                 if c.form == "absorbed" { json!({ "k": "absorbed", "v": "absorbed" }) } else { json!({}) };
             captures.push(json!({
                 "layer": 0, "step": step, "form": c.form, "requests": c.requests.split(',').collect::<Vec<_>>(),
-                "tensors": tensors, "not_applicable": none
+                "slots": c.slots, "tensors": tensors, "not_applicable": none
             }));
         }
         let manifest = json!({

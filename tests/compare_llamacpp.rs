@@ -26,7 +26,8 @@ fn map(dump: &Dump, layer: usize, nope: usize) -> Map {
     let legacy = has("Qcur");
     let mut lines: Vec<String> = Vec::new();
     // Every file has numbers of its own.
-    let (head, tensors) = (text.split("[geometry]").next().unwrap(), text.split("[tensors]\n").nth(1).unwrap());
+    let (head, tensors) =
+        (text.split("[geometry]").next().unwrap(), text.split("[tensors]\n").nth(1).unwrap());
     let text = format!("{head}[tensors]\n{tensors}");
     for l in text.lines().take_while(|l| !l.starts_with('#') || !l.contains("columns of each head")) {
         let name = l.split("L{layer}/").nth(1).and_then(|r| r.split('"').next());

@@ -120,14 +120,16 @@ fn found(units: &[Unit], tensor: &str) -> Contract {
 
 fn all(path: &Path, module: Module, tokens: usize) {
     println!("{}", module.0);
-    let units =
-        judged(path, module, &format!("requests = ['0+{tokens}']\n[tensors]{BEFORE}"), &|_| ());
+    let units = judged(path, module, &format!("requests = ['0+{tokens}']\n[tensors]{BEFORE}"), &|_| ());
     assert_eq!(found(&units, "kv_c_normed").norm_cast, Some(DType::Bf16));
     for rotated in ["q", "k_pe"] {
         let c = found(&units, rotated);
         assert_eq!((c.rope_table, c.rope_products), (DType::Bf16, Some(DType::Bf16)), "{rotated}");
     }
-    let c = found(&judged(path, module, &attention(&format!("0+{tokens}"), "q", "attn_out"), &|_| ()), "attn_out");
+    let c = found(
+        &judged(path, module, &attention(&format!("0+{tokens}"), "q", "attn_out"), &|_| ()),
+        "attn_out",
+    );
     let s = c.softmax;
     assert!(s.cast_raw && s.cast_scaled && s.normalised && s.p == Some(DType::Bf16), "{c}");
 }
@@ -167,7 +169,14 @@ out = 'TAG/out'
         let units = judged(&path, module, &format!("requests = ['0+65']\n[tensors]{whole}{BEFORE}"), &|_| ());
         for u in units.iter().filter(|u| u.elements > 0) {
             println!("| {} | {} | {} flips |", u.title(), u.verdict, u.flips);
-            assert!(u.verdict <= Verdict::Rounding, "{}: {} {:?} {:?}", u.title(), u.verdict, u.evidence, u.note);
+            assert!(
+                u.verdict <= Verdict::Rounding,
+                "{}: {} {:?} {:?}",
+                u.title(),
+                u.verdict,
+                u.evidence,
+                u.note
+            );
         }
         found(&judged(&path, module, &attention("64+1", "q_decode", "attn_out_decode"), &|_| ()), "attn_out");
     }

@@ -453,22 +453,28 @@ impl Evaluator<'_> {
             let split = seq.phase() == Phase::Decode || self.contract.split_prefill;
             heads.into_par_iter().for_each(|h| {
                 let wanted = |i: usize| wanted(h, i);
-                self.attend_head(seq, h, cache.as_ref().map(|c| (c, &shared)), &wanted, &mut |tokens, head| {
-                    let whole = 0..head.visible.last().copied().unwrap_or(0);
-                    let splits = self.contract.split_ranges(seq.keys());
-                    if !parts && split && splits.len() > 1 {
-                        // The engine merges its splits itself: there are no partial results to read.
-                        let first = rows.start + tokens.start;
-                        self.visit_merged(stage, h, first..first + tokens.len(), &head, &splits, visit);
-                        return;
-                    }
-                    let ranges = if parts { splits } else { Vec::from([whole]) };
-                    for (split, range) in ranges.into_iter().enumerate() {
-                        let first =
-                            if parts { split * decode_rows + index } else { rows.start + tokens.start };
-                        self.visit_attended(stage, h, first..first + tokens.len(), &head, range, visit);
-                    }
-                });
+                self.attend_head(
+                    seq,
+                    h,
+                    cache.as_ref().map(|c| (c, &shared)),
+                    &wanted,
+                    &mut |tokens, head| {
+                        let whole = 0..head.visible.last().copied().unwrap_or(0);
+                        let splits = self.contract.split_ranges(seq.keys());
+                        if !parts && split && splits.len() > 1 {
+                            // The engine merges its splits itself: there are no partial results to read.
+                            let first = rows.start + tokens.start;
+                            self.visit_merged(stage, h, first..first + tokens.len(), &head, &splits, visit);
+                            return;
+                        }
+                        let ranges = if parts { splits } else { Vec::from([whole]) };
+                        for (split, range) in ranges.into_iter().enumerate() {
+                            let first =
+                                if parts { split * decode_rows + index } else { rows.start + tokens.start };
+                            self.visit_attended(stage, h, first..first + tokens.len(), &head, range, visit);
+                        }
+                    },
+                );
             });
         }
     }
@@ -618,7 +624,8 @@ fn add_sums(x: &mut Array2<f64>, sums: Option<&Array2<f64>>, rows: Range<usize>,
     let block = w.cols() / sums.ncols().max(1);
     for (j, mut column) in x.columns_mut().into_iter().enumerate() {
         let row = dense(w, j..j + 1, false);
-        let least = |b: usize| row.slice(s![0, b * block..(b + 1) * block]).fold(f64::INFINITY, |m, v| m.min(*v));
+        let least =
+            |b: usize| row.slice(s![0, b * block..(b + 1) * block]).fold(f64::INFINITY, |m, v| m.min(*v));
         let least: Vec<f64> = (0..sums.ncols()).map(least).collect();
         for (x, sums) in column.iter_mut().zip(sums.rows()) {
             *x += sums.iter().zip(&least).map(|(s, m)| s * m).sum::<f64>();

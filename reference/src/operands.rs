@@ -189,7 +189,9 @@ mod tests {
         // 32 ones: the sum of 127s is 4064, times the f32 scale 32, an f16; times the f16 scale it is not.
         let sums = Operands::Q8_1.sums(&Array2::ones((1, 64))).unwrap();
         assert_eq!(sums.dim(), (1, 2));
-        assert!((sums[[0, 1]] - 32.0 * (1.0 - 0.999_938_96)).abs() < 1e-5 && Operands::Q8_0.sums(&sums).is_none());
+        assert!(
+            (sums[[0, 1]] - 32.0 * (1.0 - 0.999_938_96)).abs() < 1e-5 && Operands::Q8_0.sums(&sums).is_none()
+        );
         assert!(!Operands::Q8K.fits(192) && Operands::Q8_0.fits(192));
     }
 

@@ -2,9 +2,10 @@
 
 use super::out::{Failure, Output};
 use super::run::{self, AttentionArg};
-use crate::compare::map::{Map, nearest};
+use crate::compare::map::{Map, MapContract, nearest};
 use crate::compare::{self, Capture, Options, hook, mapped, saved};
 use crate::judge::{Budget, Verdict};
+use crate::kernel_case;
 use crate::model::{Model, Reading};
 use crate::report::{ModelReport, Report};
 use crate::trace::read::Dump;
@@ -21,6 +22,9 @@ use std::path::{Path, PathBuf};
   mla-check run model.gguf --save tensors/
   mla-check compare model.gguf tensors/            (needs no map)
 
+  mla-check case model.gguf --save mycase          (a kernel of yours fills in the outputs)
+  mla-check compare --case mycase
+
   mla-check compare dump.npz --map kernel.toml     (no model: [geometry] gives widths and scale)
 
 A map says which array is which tensor; docs/dumps.md lists its fields, with an example:
@@ -34,14 +38,20 @@ A map says which array is which tensor; docs/dumps.md lists its fields, with an 
   cache = { name = \"kv_cache\", block_table = \"block_table\" }
   o_latent = \"attn_output\"
 
-Not part of this version: hooks for vLLM and SGLang, built-in maps for their names, ranks put together, logs of
-norms alone, causes.")]
+Folders that the hooks in adapters/ wrote need no map. `base = \"vllm\"` in a map takes the names of arrays from a built-in one:
+vllm, sglang, sglang-dumper, flashinfer-mla, flashinfer-ragged, llama.cpp, hf.")]
 pub struct CompareArgs {
     /// Model file (GGUF, any part of a split one); without one, attention alone is judged, by the widths and the scale of
     /// the map's [geometry]. Then the dump: a .npy, .npz, .safetensors or torch.save .pt file, a folder of these, or a
     /// folder that `run --save` wrote
-    #[arg(value_names = ["MODEL", "DUMP"], num_args = 1..=2, required = true)]
+    #[arg(value_names = ["MODEL", "DUMP"], num_args = 1..=2, required_unless_present = "case")]
     paths: Vec<PathBuf>,
+    /// Instead: a folder that `mla-check case` wrote, with the outputs filled in
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["paths", "map", "layer"])]
+    case: Option<PathBuf>,
+    /// What is known of the kernel of a --case: `none`, a kernel of the built-in table, or a contract in a .toml file
+    #[arg(long, value_name = "none|NAME|FILE.toml", requires = "case", default_value = "none")]
+    contract: String,
     /// What is what in the dump, and which engine made it
     #[arg(long, value_name = "FILE.toml")]
     map: Option<PathBuf>,
@@ -78,7 +88,7 @@ impl CompareArgs {
     }
     /// The dump.
     fn dump(&self) -> &Path {
-        self.paths.last().map(PathBuf::as_path).unwrap_or(Path::new(""))
+        self.case.as_deref().or(self.paths.last().map(PathBuf::as_path)).unwrap_or(Path::new(""))
     }
 }
 
@@ -161,14 +171,18 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
 /// Judges a dump without a model.
 fn bare(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
     exists(args)?;
-    let Some(path) = &args.map else {
+    let (map, read_by) = if let Some(dir) = &args.case {
+        let contract = MapContract::named(&args.contract, "--contract").map_err(Failure::input)?;
+        (kernel_case::map(dir, contract).map_err(Failure::input)?, "read as a case".to_string())
+    } else if let Some(path) = &args.map {
+        (Map::read(path).map_err(Failure::input)?, format!("read by {}", path.display()))
+    } else {
         return Err(Failure::Input(format!(
             "without a model nothing says what the dump's widths are\n  where: {}\n  do: pass --map FILE.toml with a complete [geometry] (docs/dumps.md), or name the model file before the dump{}",
             args.dump().display(),
             arrays(args)
         )));
     };
-    let map = Map::read(path).map_err(Failure::input)?;
     let dump = Dump::open(args.dump()).map_err(Failure::input)?;
     let layer = args.layer.or(map.layer).unwrap_or(0);
     let bar = out.progress(0);
@@ -177,7 +191,8 @@ fn bare(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
     let mut left_out = std::mem::take(&mut capture.left_out);
     left_out.push("norms, projections, rotations and weights: they need a model".into());
     let options = Options { budget: Budget { alpha: args.budget, promise: args.promise } };
-    let judged = compare::bare::layer(spec, layer, capture, &options, &|what| bar.set_message(what.to_string()));
+    let judged =
+        compare::bare::layer(spec, layer, capture, &options, &|what| bar.set_message(what.to_string()));
     bar.finish_and_clear();
     let report = Report {
         schema: "mla-check.compare/1",
@@ -187,7 +202,7 @@ fn bare(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
         deliberate_fault: None,
         model: ModelReport::none(),
         convention: "none",
-        engine_choice: format!("read by {}", path.display()),
+        engine_choice: read_by,
         layers: Vec::from([judged.map_err(run::failure)?]),
         not_judged: compare::not_judged(&left_out),
         command: run::command(),

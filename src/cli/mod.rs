@@ -6,6 +6,7 @@ where, what to do. Exit codes are those of [`judge::TABLE`](crate::judge::TABLE)
 */
 
 mod calibrate;
+mod case;
 mod compare;
 mod devices;
 mod inspect;
@@ -74,6 +75,8 @@ enum Command {
     Run(run::RunArgs),
     /// Judge tensors that other software computed, or that `run --save` wrote
     Compare(compare::CompareArgs),
+    /// Write a test case for a kernel that lives elsewhere: Triton, CUTLASS, Python
+    Case(case::CaseArgs),
     /// Show what a model file holds, and what is wrong with it
     Inspect(inspect::InspectArgs),
     /// Write a model file with real dimensions and random weights
@@ -108,6 +111,7 @@ pub fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Run(args) => run::main(args, &mut output),
         Command::Compare(args) => compare::main(args, &mut output),
+        Command::Case(args) => case::main(args, &mut output),
         Command::Inspect(args) => inspect::main(args, &mut output),
         Command::Synth(args) => synth::main(args, &mut output),
         Command::Calibrate(args) => calibrate::main(args, &mut output),

@@ -1,7 +1,7 @@
 /*! `mla-check synth`: a model file with real dimensions and random weights. */
 
 use super::out::{Failure, Output};
-use super::text::{escape, size};
+use super::text::{escape, quoted, size};
 use crate::synth::{self, FileType, Preset, Spec};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -89,14 +89,4 @@ pub fn main(args: &SynthArgs, out: &mut Output) -> Result<u8, Failure> {
         ))?;
     }
     Ok(0)
-}
-
-/// A path as a shell takes it.
-fn quoted(path: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./+,:=@%".contains(c);
-    if path.chars().all(plain) {
-        path.to_string()
-    } else {
-        format!("'{}'", escape(path).replace('\'', "'\\''"))
-    }
 }

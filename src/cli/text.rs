@@ -43,6 +43,16 @@ pub(super) fn wrap(text: &str, width: usize, indent: usize) -> String {
     out
 }
 
+/// A path as a shell takes it.
+pub(super) fn quoted(path: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./+,:=@%".contains(c);
+    if path.chars().all(plain) {
+        path.to_string()
+    } else {
+        format!("'{}'", escape(path).replace('\'', "'\\''"))
+    }
+}
+
 /// Bytes as a person reads them.
 pub(super) fn size(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];

@@ -10,6 +10,7 @@ use super::map::{Map, Target};
 use super::mapped;
 use super::{Capture, CompareError, Options, judged};
 use crate::check::CheckError;
+use crate::judge::Which;
 use crate::model::{Layer, Layout};
 use crate::report::LayerReport;
 use crate::trace::read::Dump;
@@ -19,16 +20,8 @@ use mla_reference::{Axis, Form, Geometry, Pairing, Rope, Spec, Stage, Weight, We
 /// Scalars that a map may give without a model.
 const NAMES: [&str; 6] = ["heads", "nope", "rope", "value", "latent", "scale"];
 /// Tensors that need no model.
-const STAGES: [Stage; 8] = [
-    Stage::Q,
-    Stage::K,
-    Stage::V,
-    Stage::QLatent,
-    Stage::Cache,
-    Stage::OLatent,
-    Stage::Lse,
-    Stage::AttnOut,
-];
+const STAGES: [Stage; 8] =
+    [Stage::Q, Stage::K, Stage::V, Stage::QLatent, Stage::Cache, Stage::OLatent, Stage::Lse, Stage::AttnOut];
 
 /// Widths and scale of a map's `[geometry]`, complete for the tensors that it names.
 ///
@@ -40,7 +33,10 @@ pub fn spec(map: &Map) -> Result<Spec, CompareError> {
     for (target, _) in &map.stages {
         let stage = target.stage();
         if !STAGES.contains(&stage) {
-            return Err(bad(format!("{stage} needs a model: its weights or its table are not in a map"), model));
+            return Err(bad(
+                format!("{stage} needs a model: its weights or its table are not in a map"),
+                model,
+            ));
         }
         let projected = stage == Stage::AttnOut && target.form().or(map.form) == Some(Form::Absorbed);
         if projected && !map.weights.iter().any(|(w, _)| *w == Weight::WUv) {
@@ -55,7 +51,10 @@ pub fn spec(map: &Map) -> Result<Spec, CompareError> {
     }
     if let Some(name) = map.geometry.keys().find(|k| !NAMES.contains(&k.as_str())) {
         return Err(bad(
-            format!("[geometry] {}: without a model there is nothing to compare it with", name.escape_debug()),
+            format!(
+                "[geometry] {}: without a model there is nothing to compare it with",
+                name.escape_debug()
+            ),
             "leave it out, or name the model file before the dump",
         ));
     }
@@ -133,6 +132,7 @@ pub fn capture(dump: &Dump, map: &Map, layer: usize) -> Result<(Spec, Capture), 
     let spec = spec(&map)?;
     let mut capture = mapped::capture(dump, &map, &spec, layer)?;
     capture.model = false;
+    capture.left_out.retain(|what| !what.starts_with("the rotation "));
     Ok((spec, capture))
 }
 
@@ -152,5 +152,11 @@ pub fn layer(
     let g = spec.geometry;
     let taken = Taken(values.iter().map(|(w, v)| (*w, Dense { data: v, cols: w.matrix(&g).1 })).collect());
     let layer = Layer { index, spec, weights: &taken };
-    judged(&layer, Vec::new(), Layout::Split, capture, options, Vec::new(), progress)
+    let mut report = judged(&layer, Vec::new(), Layout::Split, capture, options, Vec::new(), progress)?;
+    // What needs a model is no gap of the dump.
+    report.tensors.retain(|u| {
+        !u.uncaptured
+            || matches!(u.which, Which::Tensor(id) if id.form.is_some() && STAGES.contains(&id.stage))
+    });
+    Ok(report)
 }

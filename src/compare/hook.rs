@@ -247,6 +247,17 @@ fn capture(m: &Manifest, of: &[&Captured], ranks: &Ranks, dir: &Path) -> Result<
     for (name, why) in &c.not_applicable {
         map.not_applicable.push((map::target(name, &place)?, why.clone()));
     }
+    for (r, other) in ranks.present.iter().zip(of) {
+        let odd = other.tensors.keys().find(|n| !c.tensors.contains_key(*n));
+        let odd = odd.or_else(|| c.tensors.keys().find(|n| !other.tensors.contains_key(*n)));
+        if let Some(name) = odd {
+            let name = name.escape_debug();
+            return Err(bad(format!(
+                "{name} was captured on some ranks only: rank {} and rank {r} differ",
+                m.rank
+            )));
+        }
+    }
     for (name, written) in &c.tensors {
         let target = map::target(name, &place)?;
         let silent: Vec<usize> = ranks

@@ -142,13 +142,16 @@ impl Isolated<'_> {
             let mut whole = c.x.as_standard_layout();
             if unit != 1.0 {
                 whole.mapv_inplace(|x| x * unit);
-                all.iter_mut().flat_map(|g| [&mut g.most, &mut g.usual]).for_each(|m| m.mapv_inplace(|e| e * unit));
+                all.iter_mut()
+                    .flat_map(|g| [&mut g.most, &mut g.usual])
+                    .for_each(|m| m.mapv_inplace(|e| e * unit));
             }
             let piece = |rows: Range<usize>, terms: &Terms| {
                 let own = all.as_ref().map(|g| Grown::rows(g, rows.clone()));
                 let x = whole.slice(s![rows.clone(), ..]);
-                let prediction =
-                    Prediction::new(self.contract, terms, x, tensor.dtype, temperature).grown(own).in_unit(unit);
+                let prediction = Prediction::new(self.contract, terms, x, tensor.dtype, temperature)
+                    .grown(own)
+                    .in_unit(unit);
                 let at = (c.rows.start + rows.start, c.cols.start);
                 let engine = tensor.block(at.0..at.0 + rows.len(), c.cols.clone());
                 take(&Piece { at, width: tensor.cols, engine: &engine, x, prediction: &prediction, terms });

@@ -79,7 +79,9 @@ pub fn ways(contract: &Contract, stage: Stage) -> Vec<(String, Contract)> {
     match stage {
         Stage::AttnIn | Stage::QANormed | Stage::KvCNormed => {
             let name = |c: &Option<DType>| {
-                c.map_or("norm with one rounding".to_string(), |d| format!("norm cast to {d} before its weight"))
+                c.map_or("norm with one rounding".to_string(), |d| {
+                    format!("norm cast to {d} before its weight")
+                })
             };
             casts.iter().map(|cast| (name(cast), Contract { norm_cast: *cast, ..*contract })).collect()
         }
@@ -89,9 +91,11 @@ pub fn ways(contract: &Contract, stage: Stage) -> Vec<(String, Contract)> {
                 for rope_angle in [RopeAngle::Exact, RopeAngle::F32] {
                     for rope_products in &casts {
                         let angles = if rope_angle == RopeAngle::F32 { " of f32 angles" } else { "" };
-                        let products = rope_products.map_or(String::new(), |d| format!(", products cast to {d}"));
+                        let products =
+                            rope_products.map_or(String::new(), |d| format!(", products cast to {d}"));
                         let name = format!("rope table {rope_table}{angles}{products}");
-                        let c = Contract { rope_table, rope_angle, rope_products: *rope_products, ..*contract };
+                        let c =
+                            Contract { rope_table, rope_angle, rope_products: *rope_products, ..*contract };
                         all.push((name, c));
                     }
                 }

@@ -70,7 +70,17 @@ impl<'p, 't, 'h> Prediction<'p, 't, 'h> {
             }
             _ => None,
         };
-        Prediction { contract, terms, x, dtype, temperature, line, noise: OnceLock::new(), grown: None, unit: 1.0 }
+        Prediction {
+            contract,
+            terms,
+            x,
+            dtype,
+            temperature,
+            line,
+            noise: OnceLock::new(),
+            grown: None,
+            unit: 1.0,
+        }
     }
 
     /// The same from inputs that were not captured: their errors are in its bound and in its noise.

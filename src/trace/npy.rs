@@ -89,6 +89,17 @@ fn put<T: npyz::AutoSerialize>(
     writer.finish()
 }
 
+/// Writes integers.
+pub fn write_integers(path: &Path, shape: &[usize], values: &[i32]) -> Result<(), NpyError> {
+    let shape: Vec<u64> = shape.iter().map(|n| *n as u64).collect();
+    write_atomically(path, |out| put(out, &shape, values.iter().copied())).map_err(|source| NpyError::Io {
+        what: "writing an array",
+        verb: "written",
+        path: path.display().to_string(),
+        source,
+    })
+}
+
 /// Reads a two-dimensional float array as float64.
 pub fn read_matrix(path: &Path) -> Result<Array2<f64>, NpyError> {
     let name = path.display().to_string();

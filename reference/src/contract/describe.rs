@@ -115,7 +115,12 @@ impl Display for Contract {
             RowSum::Unrounded => write!(f, ", row sum of f32 P")?,
             RowSum::Rounded => write!(f, ", row sum of cast P")?,
         }
-        write!(f, ", {} in {}", self.splits, if self.split_prefill { "decode and prefill" } else { "decode" })?;
+        write!(
+            f,
+            ", {} in {}",
+            self.splits,
+            if self.split_prefill { "decode and prefill" } else { "decode" }
+        )?;
         if self.partials == self.lse {
             write!(f, ", partials and lse {}", self.lse)?;
         } else {

@@ -82,6 +82,16 @@ struct Lse {
     base: LseBase,
 }
 
+impl MapContract {
+    /// `none`, a kernel of the built-in table, or a .toml file; `place` names it in errors.
+    ///
+    /// # Errors
+    /// A name that is none of these, a file that is no contract.
+    pub fn named(name: &str, place: &str) -> Result<MapContract, CompareError> {
+        contract(Some(toml::Value::String(name.into())), place)
+    }
+}
+
 impl Map {
     /// Reads a map from a file.
     pub fn read(path: &Path) -> Result<Map, CompareError> {

@@ -29,7 +29,7 @@ impl Reader<'_> {
             (Some(_), Some(_)) => return Err(bad("it has a block table and slots", "name one of the two")),
             (None, Some(slots)) => self.numbers(slots, "cache")?,
             (Some(table), None) => {
-                let (shape, table) = self.counts(table, "cache")?;
+                let (shape, table) = self.pages(table, "cache")?;
                 let &[requests, pages] = shape.as_slice() else {
                     return Err(bad(
                         &format!("the block table has shape {shape:?}"),
@@ -48,7 +48,9 @@ impl Reader<'_> {
                     ));
                 }
                 let slot = |i: usize, p: usize| {
-                    table[i * pages + p / plan.page_size].saturating_mul(plan.page_size) + p % plan.page_size
+                    table[i * pages + p / plan.page_size]
+                        .saturating_mul(plan.page_size)
+                        .saturating_add(p % plan.page_size)
                 };
                 plan.sequences
                     .iter()

@@ -113,19 +113,36 @@ impl Reader<'_> {
 
     /// An array of integers that are not negative.
     pub(super) fn counts(&self, name: &str, tensor: &str) -> Result<(Vec<usize>, Vec<usize>), CompareError> {
+        let (shape, all) = self.integers(name, tensor)?;
+        match all.into_iter().map(usize::try_from).collect() {
+            Ok(all) => Ok((shape, all)),
+            Err(_) => Err(self.bad(
+                tensor,
+                &format!("array {} holds numbers below zero", name.escape_debug()),
+                "name an array of integers that are not negative",
+            )),
+        }
+    }
+
+    /// A page table: what is below zero is no page.
+    pub(super) fn pages(&self, name: &str, tensor: &str) -> Result<(Vec<usize>, Vec<usize>), CompareError> {
+        let (shape, all) = self.integers(name, tensor)?;
+        Ok((shape, all.into_iter().map(|p| usize::try_from(p).unwrap_or(usize::MAX)).collect()))
+    }
+
+    fn integers(&self, name: &str, tensor: &str) -> Result<(Vec<usize>, Vec<i64>), CompareError> {
         let rank = self.map.ranks.as_ref().and_then(|r| r.present.first().copied());
         let array = self.array(name, rank, tensor)?;
-        let all = array.integers().map(|v| v.into_iter().map(usize::try_from).collect::<Result<Vec<_>, _>>());
-        match all {
-            Some(Ok(all)) => Ok((array.shape, all)),
-            _ => Err(self.bad(
+        match array.integers() {
+            Some(all) => Ok((array.shape, all)),
+            None => Err(self.bad(
                 tensor,
                 &format!(
                     "array {} of {} does not hold counts",
                     self.name(name, rank).escape_debug(),
                     array.stored
                 ),
-                "name an array of integers that are not negative",
+                "name an array of integers",
             )),
         }
     }

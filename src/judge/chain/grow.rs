@@ -63,7 +63,9 @@ pub fn grown(of: &Isolated, id: TensorId, c: &Chunk) -> Option<Grown> {
         }
         Terms::Product { len, w, a, .. } => {
             let mut e = left(of, id.stage, c).filter(Errors::any)?;
-            for ((a, mut most), mut usual) in a.rows().into_iter().zip(e.most.rows_mut()).zip(e.usual.rows_mut()) {
+            for ((a, mut most), mut usual) in
+                a.rows().into_iter().zip(e.most.rows_mut()).zip(e.usual.rows_mut())
+            {
                 let (mut m, mut u) = (most.to_vec(), usual.to_vec());
                 of.contract.operands.widen(&a.to_vec(), &mut m, &mut u);
                 most.iter_mut().zip(m).for_each(|(to, v)| *to = v);

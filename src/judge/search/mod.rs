@@ -56,7 +56,13 @@ pub struct FoundContract {
 impl std::fmt::Display for FoundContract {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let percent = |x: f64| format!("{:.2} %", 100.0 * x);
-        write!(f, "{} ({} of elements differ, {} before)", self.name, percent(self.flips), percent(self.flips_before))?;
+        write!(
+            f,
+            "{} ({} of elements differ, {} before)",
+            self.name,
+            percent(self.flips),
+            percent(self.flips_before)
+        )?;
         write!(f, ", {} tried", self.tried)?;
         match &self.runner_up {
             Some((name, share)) => write!(f, "; runner-up {name} would have left {}", percent(*share)),
@@ -96,10 +102,17 @@ impl Search<'_, '_> {
         match id.stage {
             Stage::Lse => true,
             Stage::AttnOut if id.form == Some(Form::Fused) => narrow,
-            Stage::AttnOut | Stage::QA | Stage::QRaw | Stage::KvA | Stage::QLatent | Stage::K | Stage::V | Stage::Out => {
-                dtype == DType::F32
+            Stage::AttnOut
+            | Stage::QA
+            | Stage::QRaw
+            | Stage::KvA
+            | Stage::QLatent
+            | Stage::K
+            | Stage::V
+            | Stage::Out => dtype == DType::F32,
+            Stage::OLatent | Stage::AttnIn | Stage::QANormed | Stage::KvCNormed | Stage::Q | Stage::KPe => {
+                narrow
             }
-            Stage::OLatent | Stage::AttnIn | Stage::QANormed | Stage::KvCNormed | Stage::Q | Stage::KPe => narrow,
             _ => false,
         }
     }
@@ -111,7 +124,9 @@ impl Search<'_, '_> {
             Stage::Lse => self.lse(phase, before, known),
             Stage::OLatent => self.attention(phase, before),
             Stage::AttnOut if self.id.form == Some(Form::Fused) => self.attention(phase, before),
-            Stage::AttnIn | Stage::QANormed | Stage::KvCNormed | Stage::Q | Stage::KPe => self.elementwise(phase, before),
+            Stage::AttnIn | Stage::QANormed | Stage::KvCNormed | Stage::Q | Stage::KPe => {
+                self.elementwise(phase, before)
+            }
             _ => self.product(phase, before),
         }
     }
@@ -206,7 +221,8 @@ impl Search<'_, '_> {
                 finalists.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, f)| f).collect();
             // Of a kernel that does not cast P there is nothing to explain: all that do must explain less.
             let uncast = t.contract.softmax.cast().is_none();
-            let other = rest.iter().find(|(o, _)| o.contract.softmax.cast().is_some()).map(|(_, s)| s.share());
+            let other =
+                rest.iter().find(|(o, _)| o.contract.softmax.cast().is_some()).map(|(_, s)| s.share());
             let least_before = if uncast { other.unwrap_or(0.0) } else { share_before };
             if !self.passes(&evidence) || flips * FEWER > least_before {
                 continue;
@@ -231,7 +247,8 @@ impl Search<'_, '_> {
     fn lse(&self, phase: Phase, before: Option<&Evidence>, known: Option<&Contract>) -> Searched {
         let mut all: Vec<Try> = Vec::new();
         let with = |c: &Contract, row_sum| {
-            let mut c = Contract { lse: self.isolated.contract.lse, lse_base: self.isolated.contract.lse_base, ..*c };
+            let mut c =
+                Contract { lse: self.isolated.contract.lse, lse_base: self.isolated.contract.lse_base, ..*c };
             c.softmax.row_sum = row_sum;
             c
         };
@@ -343,7 +360,8 @@ impl Tried<'_, '_, '_> {
     /// Kernels of the table that make the same values.
     fn alike(&self, name: &str, digest: u64) -> Vec<String> {
         let own = self.all.iter().filter(|(.., s)| s.digest == digest).map(|(t, ..)| t.name.clone());
-        let same = self.same.iter().filter(|(_, at)| self.all[*at].2.digest == digest).map(|(n, _)| n.clone());
+        let same =
+            self.same.iter().filter(|(_, at)| self.all[*at].2.digest == digest).map(|(n, _)| n.clone());
         let table = |n: &String| n != name && !n.contains(CHANGED);
         own.chain(same).filter(table).collect()
     }

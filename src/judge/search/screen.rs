@@ -103,7 +103,8 @@ pub fn screen(
             let rounded = tensor.dtype.round(*x);
             odd += u64::from(rounded != engine[[i, j]]);
             let at = ((c.rows.start + i) * tensor.cols + c.cols.start + j) as u64;
-            let mixed = (rounded.to_bits() ^ at.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (rounded.to_bits() ^ at.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+                .wrapping_mul(0xbf58_476d_1ce4_e5b9);
             sum = sum.wrapping_add(mixed ^ mixed >> 31);
         }
         flips.fetch_add(odd, Ordering::Relaxed);

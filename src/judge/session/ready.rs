@@ -69,7 +69,8 @@ impl Session<'_> {
         if let Some(w) = id.stage.weights(g, id.form).iter().find(|w| self.held.another.contains(w)) {
             return Err(format!("the engine's {w} is another weight altogether"));
         }
-        let lacks_weight = |w: &&Weight| self.layer.weights.matrix(**w).is_none() && self.layer.weights.norm(**w).is_none();
+        let lacks_weight =
+            |w: &&Weight| self.layer.weights.matrix(**w).is_none() && self.layer.weights.norm(**w).is_none();
         if let Some(w) = id.stage.weights(g, id.form).iter().find(lacks_weight) {
             return Err(format!("{w} is not in the dump, and there is no model"));
         }
