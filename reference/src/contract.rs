@@ -198,6 +198,9 @@ pub struct Contract {
     pub split_prefill: bool,
     /// n: partials j, j + n, j + 2n, … are merged first, and that state is rounded to `partials` once more.
     pub merge_groups: Option<usize>,
+    /// `out` is the sum of so many ranks' parts, each of its share of the heads and rounded to `activations`; added in no
+    /// known order, each sum rounded.
+    pub ranks: usize,
     /// Declared, printed, compared, not emulated.
     pub unemulated: Unemulated,
 }
@@ -232,6 +235,8 @@ struct Written {
     split_prefill: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     merge_groups: Option<usize>,
+    #[serde(default = "default::one", skip_serializing_if = "default::is_one")]
+    ranks: usize,
     #[serde(default = "Softmax::exact")]
     softmax: Softmax,
     #[serde(default)]
@@ -257,6 +262,7 @@ impl From<Written> for Contract {
             splits: w.splits,
             split_prefill: w.split_prefill,
             merge_groups: w.merge_groups.filter(|n| *n > 0),
+            ranks: w.ranks.max(1),
             unemulated: w.unemulated,
         }
     }
@@ -280,6 +286,7 @@ impl From<Contract> for Written {
             splits: c.splits,
             split_prefill: c.split_prefill,
             merge_groups: c.merge_groups,
+            ranks: c.ranks,
             softmax: c.softmax,
             unemulated: c.unemulated,
         }
@@ -306,6 +313,7 @@ impl Contract {
             splits: Splits::Parts(1),
             split_prefill: false,
             merge_groups: None,
+            ranks: 1,
             unemulated: Unemulated::none(),
         }
     }
@@ -412,6 +420,12 @@ mod default {
     }
     pub fn splits() -> Splits {
         Splits::Parts(1)
+    }
+    pub fn one() -> usize {
+        1
+    }
+    pub fn is_one(n: &usize) -> bool {
+        *n == 1
     }
     pub fn order() -> TileOrder {
         TileOrder::Forward

@@ -1,5 +1,6 @@
 /*! `mla-check compare`: judge tensors that other software computed. */
 
+use super::norms;
 use super::out::{Failure, Output};
 use super::run::{self, AttentionArg};
 use crate::compare::map::{Map, MapContract, nearest};
@@ -43,7 +44,7 @@ vllm, sglang, sglang-dumper, flashinfer-mla, flashinfer-ragged, llama.cpp, hf.")
 pub struct CompareArgs {
     /// Model file (GGUF, any part of a split one); without one, attention alone is judged, by the widths and the scale of
     /// the map's [geometry]. Then the dump: a .npy, .npz, .safetensors or torch.save .pt file, a folder of these, or a
-    /// folder that `run --save` wrote
+    /// folder that `run --save` wrote; or a .txt or .log file of norms
     #[arg(value_names = ["MODEL", "DUMP"], num_args = 1..=2, required_unless_present = "case")]
     paths: Vec<PathBuf>,
     /// Instead: a folder that `mla-check case` wrote, with the outputs filled in
@@ -109,10 +110,15 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
     }
     run::threads(args.threads)?;
     let Some(model) = args.model() else { return bare(args, out) };
-    let wanted = wanted(args)?;
+    exists(args)?;
+    let log = norms::is_log(args.dump()) && args.map.is_none();
+    let wanted = if log { Vec::new() } else { wanted(args)? };
     let model = Model::open(model).map_err(Failure::input)?;
     for w in model.gguf().warnings() {
         out.warn(&w.to_string());
+    }
+    if log {
+        return norms::main(&model, args.dump(), args.layer, args.bisect, out);
     }
     let options = Options { budget: Budget { alpha: args.budget, promise: args.promise } };
     let convention = wanted.first().map_or("hf", |w| w.reading.convention.name());

@@ -11,6 +11,7 @@ mod compare;
 mod devices;
 mod inspect;
 mod layers;
+mod norms;
 mod out;
 mod packaging;
 mod ptx;

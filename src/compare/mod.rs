@@ -13,6 +13,7 @@ pub mod heads;
 pub mod hook;
 pub mod map;
 pub mod mapped;
+pub mod norms;
 mod points;
 pub mod saved;
 

@@ -10,14 +10,23 @@ use super::compare::Isolated;
 use super::evidence::Evidence;
 use super::localise::{self, Found};
 use super::menu;
+use super::route::{Otherwise, Route};
 use super::session::Settings;
 use super::unit::Explained;
 use crate::trace::{Tensor, TensorId};
-use mla_reference::{Phase, RowName};
+use mla_reference::{Phase, RowName, Weight, Weights};
 use std::collections::BTreeMap;
 
 /// What a closer look found: where, what explains it, how many explanations were tried.
 pub type Look = (Option<Found>, Option<Explained>, usize);
+
+/// Weights that nobody captured: the file's, and which.
+pub struct Unknown<'a> {
+    /// The file's weights.
+    pub file: &'a dyn Weights,
+    /// Those that were not captured.
+    pub weights: Vec<Weight>,
+}
 
 /// Looks at one tensor; what was tried for one phase serves the other.
 pub struct Closer<'a> {
@@ -25,6 +34,7 @@ pub struct Closer<'a> {
     id: TensorId,
     tensor: &'a Tensor,
     settings: &'a Settings,
+    unknown: Option<Unknown<'a>>,
     tried: Vec<(Explained, BTreeMap<Phase, Evidence>)>,
 }
 
@@ -35,8 +45,9 @@ impl<'a> Closer<'a> {
         id: TensorId,
         tensor: &'a Tensor,
         settings: &'a Settings,
+        unknown: Option<Unknown<'a>>,
     ) -> Closer<'a> {
-        Closer { isolated, id, tensor, settings, tried: Vec::new() }
+        Closer { isolated, id, tensor, settings, unknown, tried: Vec::new() }
     }
 
     /// Looks at one phase.
@@ -67,6 +78,16 @@ impl<'a> Closer<'a> {
         for (name, contract) in all {
             let other = Isolated { contract: &contract, ..*self.isolated };
             self.tried.push((Explained::Contract(name), other.compare(self.id, self.tensor, None)));
+        }
+        if let Some(Unknown { file, weights }) = &self.unknown {
+            let norms = weights.iter().any(|w| w.is_norm());
+            let c = self.isolated.contract;
+            for route in Route::of_unknown(if norms { c.norm_weights } else { c.weights }) {
+                let otherwise = Otherwise::new(self.isolated.weights, *file, weights, route);
+                let other = Isolated { weights: &otherwise, ..*self.isolated };
+                let counted = other.compare(self.id, self.tensor, None);
+                self.tried.push((Explained::Contract(route.name()), counted));
+            }
         }
         for (name, spec) in &self.settings.conventions {
             let other = Isolated { spec, ..*self.isolated };

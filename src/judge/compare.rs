@@ -8,6 +8,7 @@ The judge compares under the declared contract; where that fails it compares aga
 use super::chain::{Grown, Slacks, grown};
 use super::evidence::{Columns, Evidence, Piece};
 use super::predict::Prediction;
+use super::reduce;
 use super::sample::Sample;
 use crate::case::Case;
 use crate::trace::{Tensor, TensorId};
@@ -137,7 +138,8 @@ impl Isolated<'_> {
             _ => 1.0,
         };
         let visit = |c: Chunk| {
-            let mut all = grown(self, id, &c);
+            let parts = reduce::grown(self, id, &c, tensor.dtype);
+            let mut all = reduce::both(self, &c, grown(self, id, &c), parts);
             // Rows are read as slices.
             let mut whole = c.x.as_standard_layout();
             if unit != 1.0 {

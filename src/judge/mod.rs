@@ -24,6 +24,8 @@ mod geometry;
 pub mod localise;
 pub mod menu;
 pub mod predict;
+pub mod reduce;
+pub mod route;
 pub mod sample;
 pub mod search;
 mod session;

@@ -7,10 +7,11 @@ captured, only that is asked for, and inputs that it lacks are computed from wha
 */
 
 use super::chain::Chain;
-use super::closer::Closer;
+use super::closer::{Closer, Unknown};
 use super::compare::Isolated;
 use super::conclude::{Basis, Budget, conclude};
 use super::evidence::{Evidence, Piece};
+use super::route::{Route, Routed};
 use super::search::{FoundContract, Known, Search};
 use super::tally::Tally;
 use super::unit::{self, Unit};
@@ -23,7 +24,7 @@ use crate::trace::store::Store;
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::product::{Dense, Rows};
-use mla_reference::rows::{Patched, Rounded};
+use mla_reference::rows::Patched;
 use mla_reference::{Axis, Contract, Form, Phase, Plan, Scope, Spec, Stage, Weight, Weights};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
@@ -285,15 +286,16 @@ impl<'a> Session<'a> {
             self.units.push(Unit::without_data(which, None, Verdict::Fault, &note));
             return;
         }
-        let c = weights::compare(weight, &self.layer.spec.geometry, file, engine, dtype);
+        let (c, explained) = self.compared(weight, file, engine, dtype);
         self.odd.extend(c.odd);
         let axes = weight.row().axes.to_vec();
-        self.units.push(weight_unit(which, axes, shape, dtype, c.tally));
+        self.units.push(weight_unit(which, axes, shape, dtype, c.tally, explained));
+        let route = explained.unwrap_or(Route::Once(dtype));
         if c.another {
             self.held.another.insert(weight);
         } else if weight.is_norm() {
             let mut values = mla_reference::rows::dense(file, 0..1, false).into_raw_vec_and_offset().0;
-            dtype.round_slice(&mut values);
+            values.iter_mut().for_each(|v| *v = route.value(*v));
             for ((_, col), v) in c.patches {
                 values[col] = v;
             }
@@ -301,9 +303,39 @@ impl<'a> Session<'a> {
         } else {
             self.held.matrices.push((
                 weight,
-                Box::new(Patched { inner: Rounded { inner: file, dtype }, values: c.patches }),
+                Box::new(Patched { inner: Routed { inner: file, route }, values: c.patches }),
             ));
         }
+    }
+
+    /// What a weight differs in; where the engine promised nothing, another route than one rounding may explain it.
+    fn compared(
+        &self,
+        weight: Weight,
+        file: &dyn Rows,
+        engine: &dyn Rows,
+        dtype: DType,
+    ) -> (weights::Compared, Option<Route>) {
+        let g = &self.layer.spec.geometry;
+        let by = |route| weights::compare(weight, g, file, engine, (route, dtype));
+        let once = by(Route::Once(dtype));
+        if once.tally.beyond == 0 || !self.nothing_promised() {
+            return (once, None);
+        }
+        let route = Route::of_captured(weight, dtype).into_iter().find(|r| r.explains(file, engine));
+        match route {
+            Some(route) => {
+                let held = by(route);
+                // What is shown is how it differs from the file's values; what is held is what the engine has.
+                (weights::Compared { tally: once.tally, ..held }, Some(route))
+            }
+            None => (once, None),
+        }
+    }
+
+    /// Whether nobody says by which contract the engine computes.
+    fn nothing_promised(&self) -> bool {
+        self.settings.declared.is_some() || self.settings.search
     }
 
     /// Why nothing can be read from a tensor: its shape, or bytes that are not those of its shape.
@@ -453,6 +485,14 @@ impl<'a> Session<'a> {
         Some(units)
     }
 
+    /// Weights of a stage that nobody captured, of an engine that promised nothing.
+    fn unknown(&self, id: TensorId) -> Option<Unknown<'_>> {
+        let captured = self.settings.captured_weights.as_ref().filter(|_| self.nothing_promised())?;
+        let reads = id.stage.weights(&self.layer.spec.geometry, id.form);
+        let weights: Vec<Weight> = reads.iter().filter(|w| !captured.contains(w)).copied().collect();
+        (!weights.is_empty()).then_some(Unknown { file: self.layer.weights, weights })
+    }
+
     /// Units of a tensor, a phase each, from what was counted.
     fn units_of(
         &self,
@@ -474,7 +514,8 @@ impl<'a> Session<'a> {
         }
         let phases = isolated.phases(id);
         let log_alpha = self.settings.budget.log_alpha();
-        let mut closer = Closer::new(isolated, id, tensor, &self.settings);
+        let unknown = self.unknown(id);
+        let mut closer = Closer::new(isolated, id, tensor, &self.settings, unknown);
         for (phase, mut evidence) in counted {
             let tests = evidence.tests(&name);
             let suspect = self.settings.closer && evidence.suspect(log_alpha, &tests);
@@ -529,12 +570,20 @@ fn tell(units: &mut [Unit], all: &[Told]) {
 }
 
 /// A weight's unit: bits are equal, or it is a fault.
-fn weight_unit(which: unit::Which, axes: Vec<Axis>, shape: Vec<usize>, dtype: DType, tally: Tally) -> Unit {
+fn weight_unit(
+    which: unit::Which,
+    axes: Vec<Axis>,
+    shape: Vec<usize>,
+    dtype: DType,
+    tally: Tally,
+    explained: Option<Route>,
+) -> Unit {
     let (beyond, all) = (tally.beyond, tally.elements);
     let mut unit = Unit::counted(which, None, axes, shape, dtype, tally, |_| None);
     if beyond > 0 {
         unit.evidence.push(format!("{beyond} of {all} elements are not the file's, rounded to {dtype}"));
     }
+    unit.explained = explained.map(|r| unit::Explained::Contract(r.name()));
     unit
 }
 
@@ -562,16 +611,11 @@ impl Sink for Session<'_> {
         }
         let file = Dense { data: file, cols: file.len() };
         let dtype = self.contract.norm_weights;
-        let c = weights::compare(
-            weight,
-            &self.layer.spec.geometry,
-            &file,
-            &Dense { data: values, cols: values.len() },
-            dtype,
-        );
+        let engine = Dense { data: values, cols: values.len() };
+        let (c, explained) = self.compared(weight, &file, &engine, dtype);
         self.odd.extend(c.odd);
         let (axes, shape) = (weight.row().axes.to_vec(), vec![values.len()]);
-        self.units.push(weight_unit(which, axes, shape, dtype, c.tally));
+        self.units.push(weight_unit(which, axes, shape, dtype, c.tally, explained));
         self.held.norms.push((weight, values.to_vec()));
         Ok(())
     }

@@ -376,7 +376,7 @@ pub fn name_chained(unit: &mut Unit) {
 /// What the engine's device saw go wrong with a tensor is a fault of it, whatever its values are. It is not known in which
 /// phase: the unit of the first says it.
 pub fn accuse(units: &mut Vec<Unit>, id: TensorId, what: String) {
-    match units.iter_mut().find(|u| u.which == Which::Tensor(id)) {
+    match units.iter_mut().find(|u| u.which == Which::Tensor(id) && u.tensor == u.which.name()) {
         Some(unit) => {
             unit.verdict = Verdict::Fault;
             unit.evidence.push(what);
@@ -392,7 +392,8 @@ pub fn accuse(units: &mut Vec<Unit>, id: TensorId, what: String) {
 
 /// Puts units in the order of judgement.
 pub fn sort(units: &mut [Unit]) {
-    units.sort_by_key(|u| (u.which.order(), u.phase));
+    // What is said of a tensor besides its values comes after them.
+    units.sort_by_key(|u| (u.which.order(), u.tensor != u.which.name(), u.phase));
 }
 
 /// Everything that a unit was computed from: inputs, and those of what was not captured between them.

@@ -6,6 +6,7 @@ not finite, aligned blocks of 32 in a row that are zero throughout (a hole in th
 up), a head whose norm stands out.
 */
 
+use super::route::Route;
 use super::tally::Tally;
 use mla_numeric::DType;
 use mla_reference::product::Rows;
@@ -44,12 +45,18 @@ struct Piece {
     squares: Vec<f64>,
 }
 
-/// Compares the engine's rows with the file's, rounded to the contract's dtype.
-pub fn compare(weight: Weight, g: &Geometry, file: &dyn Rows, engine: &dyn Rows, dtype: DType) -> Compared {
+/// Compares the engine's rows, stored in `dtype`, with the file's by a route.
+pub fn compare(
+    weight: Weight,
+    g: &Geometry,
+    file: &dyn Rows,
+    engine: &dyn Rows,
+    (route, dtype): (Route, DType),
+) -> Compared {
     let (rows, cols) = (file.rows(), file.cols());
     let pieces: Vec<Piece> = (0..rows.div_ceil(ROWS))
         .into_par_iter()
-        .map(|i| piece(i * ROWS..((i + 1) * ROWS).min(rows), cols, file, engine, dtype))
+        .map(|i| piece(i * ROWS..((i + 1) * ROWS).min(rows), cols, (file, engine), (route, dtype)))
         .collect();
     let mut out =
         Compared { tally: Tally::default(), patches: BTreeMap::new(), another: false, odd: Vec::new() };
@@ -85,9 +92,8 @@ pub fn compare(weight: Weight, g: &Geometry, file: &dyn Rows, engine: &dyn Rows,
 fn piece(
     range: std::ops::Range<usize>,
     cols: usize,
-    file: &dyn Rows,
-    engine: &dyn Rows,
-    dtype: DType,
+    (file, engine): (&dyn Rows, &dyn Rows),
+    (route, dtype): (Route, DType),
 ) -> Piece {
     let mut p = Piece::default();
     let (mut want, mut got) = (vec![0.0; cols], vec![0.0; cols]);
@@ -97,6 +103,7 @@ fn piece(
         p.squares.push(square);
         p.not_finite += want.iter().filter(|v| !v.is_finite()).count();
         p.zero_blocks += want.chunks(BLOCK).filter(|b| b.iter().all(|v| *v == 0.0)).count();
+        want.iter_mut().for_each(|v| *v = route.value(*v));
         engine.decode(r, 0, &mut got);
         p.tally.copy(dtype, (r, 0, cols), &got, &want);
         for (c, (o, x)) in got.iter().zip(&want).enumerate() {
@@ -141,7 +148,7 @@ mod tests {
         let mut data = vec![1.0; 4 * 2 * 80];
         alter(&mut data);
         let w = Dense { data: &data, cols: 80 };
-        let c = compare(Weight::WUk, &G, &w, &w, DType::F32);
+        let c = compare(Weight::WUk, &G, &w, &w, (Route::Once(DType::F32), DType::F32));
         // Odd or not: the engine holds what the file says.
         assert_eq!((c.tally.beyond, c.tally.flips, c.another, c.patches.len()), (0, 0, false, 0));
         c.odd

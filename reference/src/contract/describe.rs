@@ -45,6 +45,7 @@ impl Contract {
             ("splits", self.splits.to_string()),
             ("split_prefill", self.split_prefill.to_string()),
             ("merge_groups", self.merge_groups.map_or("none".into(), |n| n.to_string())),
+            ("ranks", self.ranks.to_string()),
             ("softmax.tile", s.tile.to_string()),
             ("softmax.order", word(&s.order)),
             ("softmax.pairs", s.pairs.to_string()),
@@ -131,6 +132,9 @@ impl Display for Contract {
         }
         if let Some(n) = self.merge_groups {
             write!(f, ", merged {n} apart first")?;
+        }
+        if self.ranks > 1 {
+            write!(f, ", out summed over {} ranks", self.ranks)?;
         }
         write!(f, ", rope table {}", self.rope_table)?;
         if self.rope_angle == super::RopeAngle::F32 {

@@ -58,6 +58,10 @@ pub fn capture(dump: &Dump, map: &Map, spec: &Spec, layer: usize) -> Result<Capt
     }
     let (mut contract, chosen) = of.contract(&tensors, &weights)?;
     left_out.extend(of.unnamed());
+    // Each rank rounds its part of `out` before the parts are summed.
+    if let Some(ranks) = map.ranks.as_ref().filter(|r| r.lost().is_empty()) {
+        contract.ranks = contract.ranks.max(ranks.of);
+    }
     if contract.softmax.emulate && !contract::placed(&contract, &case.plan) {
         contract.softmax.emulate = false;
         left_out

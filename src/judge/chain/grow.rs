@@ -108,7 +108,7 @@ fn with_own(of: &Isolated, c: &Chunk, more: Array2<f64>) -> Array2<f64> {
 }
 
 /// a · wᵀ.
-pub fn times(a: ArrayView2<f64>, w: &dyn Rows) -> Array2<f64> {
+pub(in crate::judge) fn times(a: ArrayView2<f64>, w: &dyn Rows) -> Array2<f64> {
     let rows = a.nrows();
     let mut out = Array2::zeros((rows, w.rows()));
     let a = a.as_standard_layout();

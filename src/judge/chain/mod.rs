@@ -17,6 +17,7 @@ nothing is lost and the stage is judged as any other.
 mod attention;
 mod grow;
 
+pub(super) use grow::times;
 pub use grow::{Grown, grown};
 
 use super::bound::bound;
