@@ -203,10 +203,11 @@ impl Evaluator<'_> {
             Stage::K => self.keys(visit),
             Stage::V => {
                 let Some(w) = self.weights.matrix(Weight::WUv) else { return };
-                let mut latent = self.cache_rows(0..g.latent);
-                self.contract.operands.round(&mut latent);
-                for rows in row_chunks(latent.nrows(), TOKEN_CHUNK) {
-                    self.panels(latent.slice(s![rows.clone(), ..]), rows, w, visit);
+                let all = self.cache_rows(0..g.latent);
+                for rows in row_chunks(all.nrows(), TOKEN_CHUNK) {
+                    let mut latent = all.slice(s![rows.clone(), ..]).to_owned();
+                    let sums = self.operands(&mut latent);
+                    self.panels((latent.view(), sums.as_ref()), rows, w, visit);
                 }
             }
             Stage::QLatent => {
@@ -254,20 +255,28 @@ impl Evaluator<'_> {
         let Some(w) = self.weights.matrix(weight) else { return };
         for rows in row_chunks(self.plan.rows(stage), TOKEN_CHUNK) {
             let mut a = self.source.block(input, rows.clone(), 0..k);
-            self.contract.operands.round(&mut a);
-            self.panels(a.view(), rows, w, visit);
+            let sums = self.operands(&mut a);
+            self.panels((a.view(), sums.as_ref()), rows, w, visit);
         }
     }
 
     /// `a [rows, K] · [M, K]ᵀ`, a panel of columns at a time.
-    fn panels(&self, a: ArrayView2<f64>, rows: Range<usize>, w: &dyn Rows, visit: Visit) {
+    fn panels(&self, (a, sums): Left, rows: Range<usize>, w: &dyn Rows, visit: Visit) {
         let norms = self.norms(a);
         for cols in row_chunks(w.rows(), COLUMN_CHUNK) {
             let part = Part { inner: w, rows: cols.clone() };
             let product = multiply(a, &part, norms.as_ref());
-            let (x, terms) = product.terms(a, &part);
+            let (mut x, terms) = product.terms(a, &part);
+            add_sums(&mut x, sums, 0..a.nrows(), &part);
             visit(Chunk { rows: rows.clone(), cols, x, terms });
         }
+    }
+
+    /// Rounds the left side of a product as the contract says; what sums of its blocks add, where there are any.
+    fn operands(&self, a: &mut Array2<f64>) -> Option<Array2<f64>> {
+        let sums = self.contract.operands.sums(a);
+        self.contract.operands.round(a);
+        sums
     }
 
     /// Norms of blocks of the left side, where a bound will ask for them.
@@ -290,11 +299,12 @@ impl Evaluator<'_> {
             let Some(w) = self.weights.matrix(which) else { return };
             let w = dense(w, range, false);
             let mut a = input(h);
-            self.contract.operands.round(&mut a);
+            let sums = self.operands(&mut a);
             for rows in row_chunks(total, TOKEN_CHUNK) {
                 let a = a.slice(s![rows.clone(), ..]);
                 let w = strided(&w);
-                let (x, terms) = multiply(a, &w, self.norms(a).as_ref()).terms(a, &w);
+                let (mut x, terms) = multiply(a, &w, self.norms(a).as_ref()).terms(a, &w);
+                add_sums(&mut x, sums.as_ref(), rows.clone(), &w);
                 visit(Chunk { rows, cols: h * width..(h + 1) * width, x, terms });
             }
         });
@@ -324,7 +334,7 @@ impl Evaluator<'_> {
         let cache = self.cache_rows(0..g.cache());
         for rows in row_chunks(cache.nrows(), TOKEN_CHUNK) {
             let mut latent = cache.slice(s![rows.clone(), ..g.latent]).to_owned();
-            self.contract.operands.round(&mut latent);
+            let sums = self.operands(&mut latent);
             let latent = latent.view();
             let norms = self.norms(latent);
             // A few heads at a time, so that the rows of the cache are laid out for the product less often.
@@ -339,7 +349,8 @@ impl Evaluator<'_> {
                     let own = i * g.nope..(i + 1) * g.nope;
                     let at = h * g.key();
                     let w = part(&strided(&lifted), own.clone());
-                    let (x, terms) = product.columns(own).terms(latent, &w);
+                    let (mut x, terms) = product.columns(own).terms(latent, &w);
+                    add_sums(&mut x, sums.as_ref(), 0..latent.nrows(), &w);
                     visit(Chunk { rows: rows.clone(), cols: at..at + g.nope, x, terms });
                     let x = cache.slice(s![rows.clone(), g.latent..]).to_owned();
                     visit(Chunk {
@@ -601,6 +612,25 @@ impl Evaluator<'_> {
 /// `0..n` in pieces of at most `size`.
 pub fn row_chunks(n: usize, size: usize) -> Vec<Range<usize>> {
     (0..n).step_by(size.max(1)).map(|a| a..(a + size).min(n)).collect()
+}
+
+/// The left side of a product, rounded, and what sums of its blocks add.
+type Left<'a> = (ArrayView2<'a, f64>, Option<&'a Array2<f64>>);
+
+/// Adds Σ over blocks of (s − d·Σq) times the smallest weight of the block ([`crate::operands`]); `rows`: which of `sums`.
+fn add_sums(x: &mut Array2<f64>, sums: Option<&Array2<f64>>, rows: Range<usize>, w: &dyn Rows) {
+    let Some(sums) = sums else { return };
+    let sums = sums.slice(s![rows, ..]);
+    let block = w.cols() / sums.ncols().max(1);
+    for (j, mut column) in x.columns_mut().into_iter().enumerate() {
+        let row = dense(w, j..j + 1, false);
+        let least =
+            |b: usize| row.slice(s![0, b * block..(b + 1) * block]).fold(f64::INFINITY, |m, v| m.min(*v));
+        let least: Vec<f64> = (0..sums.ncols()).map(least).collect();
+        for (x, sums) in column.iter_mut().zip(sums.rows()) {
+            *x += sums.iter().zip(&least).map(|(s, m)| s * m).sum::<f64>();
+        }
+    }
 }
 
 /// a · wᵀ with what its bounds and noise need; all but `x` empty where nobody asked.

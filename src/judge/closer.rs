@@ -11,6 +11,7 @@ use super::evidence::Evidence;
 use super::localise::{self, Found};
 use super::menu;
 use super::route::{Otherwise, Route};
+use super::search::Search;
 use super::session::Settings;
 use super::unit::Explained;
 use crate::trace::{Tensor, TensorId};
@@ -70,8 +71,13 @@ impl<'a> Closer<'a> {
     }
 
     fn try_all(&mut self) {
-        let mut all = menu::entries(self.isolated.contract, self.id.stage, self.id.form);
-        if let Some(declared) = &self.settings.declared {
+        // What was searched for has been tried, and more.
+        let searched = self.settings.search && Search::applies(self.id, self.tensor.dtype);
+        let mut all = match searched {
+            true => Vec::new(),
+            false => menu::entries(self.isolated.contract, self.id.stage, self.id.form),
+        };
+        if let Some(declared) = self.settings.declared.as_ref().filter(|_| !searched) {
             all.retain(|(_, c)| c != declared);
             all.insert(0, (menu::declared(self.isolated.contract, declared), *declared));
         }

@@ -364,11 +364,10 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         if self.settings.given.contains(&id) {
-            if self.searchable(id, tensor) {
-                if let Some(units) = self.search_given(id, tensor) {
-                    self.units.extend(units);
-                    return Ok(());
-                }
+            let found = if self.searchable(id, tensor) { self.search_given(id, tensor) } else { None };
+            if let Some(units) = found {
+                self.units.extend(units);
+                return Ok(());
             }
             let note = "taken as it is: what it is computed from, or how, is not known";
             let mut unit = Unit::without_data(which, None, Verdict::NotCompared, note);

@@ -284,6 +284,14 @@ fn times(share: f64) -> String {
     if share.is_finite() { format!("{} ×", short(share)) } else { "beyond all".into() }
 }
 
+/// Contracts that were found, each with the tensor that it explains, in the order of judgement.
+pub fn contracts(l: &LayerReport) -> Vec<String> {
+    l.tensors
+        .iter()
+        .filter_map(|u| u.found_contract.as_ref().map(|found| format!("{}: {found}", u.title())))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -295,12 +303,4 @@ mod tests {
         let many: Vec<usize> = (0..40).step_by(2).collect();
         assert!(ranges(&many).ends_with("… (20 in all)"));
     }
-}
-
-/// Contracts that were found, each with the tensor that it explains, in the order of judgement.
-pub fn contracts(l: &LayerReport) -> Vec<String> {
-    l.tensors
-        .iter()
-        .filter_map(|u| u.found_contract.as_ref().map(|found| format!("{}: {found}", u.title())))
-        .collect()
 }

@@ -183,7 +183,7 @@ impl Search<'_, '_> {
             .collect();
         let sample = Sample::new(self.isolated, self.tensor, phase, false);
         let mut tried = Tried { search: self, sample, sequences, all: Vec::new(), same: Vec::new() };
-        tried.screen(table(self.isolated.contract));
+        tried.screen(table(self.isolated.contract, self.id.form));
         for _ in 0..ROUNDS {
             let Some((best, had)) = tried.best() else { break };
             tried.screen(changes(&best));
