@@ -341,7 +341,7 @@ fn norms_alone_are_taken_for_what_they_show() {
             report["said"].as_array().unwrap().iter().map(|s| s["text"].as_str().unwrap().into()).collect();
         (out.status.code(), said)
     };
-    // The norm of the file's attn_q_a_norm, as PyTorch printed it of the adapter's stand-in: 16.6550.
+    // The norm of g_q in fixtures/hooks, by numpy: 16.6550.
     let (exit, said) = judged("layer 0 q_a_layernorm.weight norm=16.655\nlayer 0 q norm=67.2270\n");
     assert!(exit == Some(3) && said[0].contains("the file's whole weight"), "{said:?}");
     let (exit, said) = judged("layer 0 q_a_layernorm.weight norm=19.0\n");
