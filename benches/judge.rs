@@ -120,7 +120,15 @@ fn reference(bencher: divan::Bencher) {
     with_run(|spec, case, weights, contract, kept| {
         bencher.bench_local(|| {
             each(kept, |id, _, source| {
-                let e = Evaluator { spec, plan: &case.plan, given: &case.given, weights, contract, source };
+                let e = Evaluator {
+                    spec,
+                    plan: &case.plan,
+                    given: &case.given,
+                    weights,
+                    contract,
+                    source,
+                    departure: None,
+                };
                 e.evaluate(id.stage, id.form, &|c| drop(divan::black_box(c.x)));
             });
         });
@@ -133,8 +141,16 @@ fn judged(bencher: divan::Bencher) {
     with_run(|spec, case, weights, contract, kept| {
         bencher.bench_local(|| {
             each(kept, |id, tensor, source| {
-                let of =
-                    Isolated { spec, case, weights, contract, source, slacks: Default::default(), seed: 0 };
+                let of = Isolated {
+                    spec,
+                    case,
+                    weights,
+                    contract,
+                    source,
+                    slacks: Default::default(),
+                    seed: 0,
+                    departure: None,
+                };
                 for e in of.compare(id, tensor, None).values() {
                     divan::black_box(e.tests(&|_| None));
                 }

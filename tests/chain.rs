@@ -366,6 +366,7 @@ impl Bench<'_> {
             source: &view,
             slacks: chain.view(self.id.form),
             seed: 0,
+            departure: None,
         };
         let t = &self.tensors[&self.id];
         let zeros = || Array2::<f64>::zeros((t.rows, t.cols));

@@ -256,6 +256,7 @@ impl Own {
             weights: draw.weights,
             contract: &contract,
             source: &kept,
+            departure: None,
         };
         for stage in Stage::ALL.iter().copied().filter(|s| *s < Stage::Cache && s.exists(&g)) {
             let width = few.shape(stage, None, &g).iter().skip(1).product();

@@ -68,6 +68,7 @@ impl Engine for ReferenceEngine {
                 weights: layer.weights,
                 contract: &contract,
                 source: &source,
+                departure: None,
             }
             .evaluate(id.stage, id.form, &|c| {
                 // Encoded by all threads, copied by one: no work is done while the tensor is locked.

@@ -6,6 +6,7 @@ at its end. An explanation is accepted only if under it the tensor passes as a c
 makes the residual smaller is never named.
 */
 
+use super::cause::{self, Diagnosis};
 use super::compare::Isolated;
 use super::evidence::Evidence;
 use super::localise::{self, Found};
@@ -16,8 +17,17 @@ use crate::trace::{Tensor, TensorId};
 use mla_reference::{Phase, RowName};
 use std::collections::BTreeMap;
 
-/// What a closer look found: where, what explains it, how many explanations were tried.
-pub type Look = (Option<Found>, Option<Explained>, usize);
+/// What a closer look found.
+pub struct Look {
+    /// Where.
+    pub found: Option<Found>,
+    /// Another contract or convention that explains it.
+    pub explained: Option<Explained>,
+    /// Contracts and conventions tried.
+    pub tried: usize,
+    /// Why, where neither explains it.
+    pub diagnosis: Option<Diagnosis>,
+}
 
 /// Looks at one tensor; what was tried for one phase serves the other.
 pub struct Closer<'a> {
@@ -55,7 +65,10 @@ impl<'a> Closer<'a> {
         };
         let explained = self.tried.iter().find(|(_, e)| passes(e)).map(|(what, _)| what.clone());
         let found = localise::find(self.isolated, self.id, self.tensor, phase, evidence);
-        (found, explained, self.tried.len())
+        let diagnosis = explained
+            .is_none()
+            .then(|| cause::search(self.isolated, self.id, self.tensor, phase, evidence, log_alpha, name));
+        Look { found, explained, tried: self.tried.len(), diagnosis }
     }
 
     fn try_all(&mut self) {

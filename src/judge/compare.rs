@@ -13,7 +13,7 @@ use crate::case::Case;
 use crate::trace::{Tensor, TensorId};
 use mla_reference::evaluate::Visit;
 use mla_reference::{
-    Axis as Name, Chunk, Contract, Evaluator, Phase, RowName, Source, Spec, Stage, Terms, Weights,
+    Axis as Name, Chunk, Contract, Departure, Evaluator, Phase, RowName, Source, Spec, Stage, Terms, Weights,
 };
 use ndarray::s;
 use rayon::prelude::*;
@@ -41,6 +41,8 @@ pub struct Isolated<'a> {
     pub slacks: Slacks<'a>,
     /// Seed of the sample.
     pub seed: u64,
+    /// In what attention departs from its formula, under a hypothesis; None: in nothing.
+    pub departure: Option<&'a Departure>,
 }
 
 /// Takes a piece of the reference: rows, columns, the engine's values, x, and how far it may be.
@@ -165,6 +167,7 @@ impl Isolated<'_> {
             weights: self.weights,
             contract: self.contract,
             source: self.source,
+            departure: self.departure,
         }
         .evaluate(id.stage, id.form, visit);
     }

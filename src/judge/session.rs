@@ -400,7 +400,8 @@ impl<'a> Session<'a> {
             unit.tests = tests;
             unit.basis = basis;
             if let Some(look) = look {
-                (unit.found, unit.explained, unit.tried) = look;
+                (unit.found, unit.explained, unit.tried) = (look.found, look.explained, look.tried);
+                unit.diagnosis = look.diagnosis;
             }
             units.push(unit);
         }

@@ -5,6 +5,7 @@ Requests and regimes are pooled; stages that forms share are judged once. What i
 verdict here, in one place, and nowhere else.
 */
 
+use super::cause::Diagnosis;
 use super::conclude::{Basis, Power};
 use super::evidence::Test;
 use super::localise::Found;
@@ -156,6 +157,9 @@ pub struct Unit {
     /// Other contracts and conventions that were tried.
     #[serde(skip_serializing_if = "is_zero")]
     pub tried: usize,
+    /// Why it is wrong, where nothing explains the evidence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub diagnosis: Option<Diagnosis>,
     /// Where it is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<Found>,
@@ -202,6 +206,7 @@ impl Unit {
             evidence: Vec::new(),
             explained: None,
             tried: 0,
+            diagnosis: None,
             found: None,
             power: None,
             tests: Vec::new(),

@@ -197,6 +197,7 @@ impl Inner<'_> {
             weights: &self.weights,
             contract: &Contract::exact(),
             source: &source,
+            departure: None,
         }
         .evaluate(id.stage, id.form, &visit);
         for (phase, gates) in counted.into_inner().unwrap_or_else(PoisonError::into_inner) {

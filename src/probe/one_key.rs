@@ -170,6 +170,7 @@ fn weighed(
         weights: &grid,
         contract,
         source: &Inputs(vec![(input, &small)]),
+        departure: None,
     }
     .evaluate(stage, Some(form), &|chunk| {
         let b = bound(contract, &chunk.terms, chunk.x.view(), false);

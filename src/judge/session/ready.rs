@@ -138,6 +138,7 @@ impl Session<'_> {
             source,
             slacks: self.chain.view(id.form),
             seed: self.settings.seed,
+            departure: None,
         }
     }
 
