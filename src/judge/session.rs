@@ -6,6 +6,8 @@ stage reads it. At the end whatever the table asks for and nobody delivered is a
 captured, only that is asked for, and inputs that it lacks are computed from what is there ([`super::chain`]).
 */
 
+use super::cause;
+use super::cause::weight::OtherLayers;
 use super::chain::Chain;
 use super::closer::Closer;
 use super::compare::Isolated;
@@ -28,6 +30,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
 mod ready;
+
+/// Elements of a weight that differ before it is asked which other weight it is.
+const FEW: u64 = 16;
 
 /// Where tensors of a run are also written, for `--save`.
 pub trait Recorder {
@@ -54,6 +59,8 @@ pub struct Session<'a> {
     settings: Settings,
     /// What the engine's device saw go wrong.
     seen: Vec<(TensorId, String)>,
+    /// Weights of the model's other layers, where they are at hand.
+    others: Option<&'a dyn OtherLayers>,
 }
 
 /// What a judgement may cost and promise, and what it may try.
@@ -187,6 +194,21 @@ impl<'a> Session<'a> {
             progress,
             settings: Settings::default(),
             seen: Vec::new(),
+            others: None,
+        }
+    }
+
+    /// The same with the weights of the model's other layers at hand: one of them may be what an engine took.
+    pub fn beside(mut self, others: Option<&'a dyn OtherLayers>) -> Session<'a> {
+        self.others = others;
+        self
+    }
+
+    /// What a weight is that is not the file's. Single elements have no name.
+    fn diagnose(&self, weight: Weight, pair: (&dyn Rows, &dyn Rows), dtype: DType, unit: &mut Unit) {
+        if self.settings.closer && unit.beyond >= FEW {
+            let g = &self.layer.spec.geometry;
+            unit.diagnosis = Some(cause::weight::search(weight, g, pair, dtype, self.others));
         }
     }
 
@@ -265,7 +287,9 @@ impl<'a> Session<'a> {
         let c = weights::compare(weight, &self.layer.spec.geometry, file, engine, dtype);
         self.odd.extend(c.odd);
         let axes = weight.row().axes.to_vec();
-        self.units.push(weight_unit(which, axes, shape, dtype, c.tally));
+        let mut unit = weight_unit(which, axes, shape, dtype, c.tally);
+        self.diagnose(weight, (file, engine), dtype, &mut unit);
+        self.units.push(unit);
         if c.another {
             self.held.another.insert(weight);
         } else if weight.is_norm() {
@@ -443,16 +467,13 @@ impl Sink for Session<'_> {
         }
         let file = Dense { data: file, cols: file.len() };
         let dtype = self.contract.norm_weights;
-        let c = weights::compare(
-            weight,
-            &self.layer.spec.geometry,
-            &file,
-            &Dense { data: values, cols: values.len() },
-            dtype,
-        );
+        let engine = Dense { data: values, cols: values.len() };
+        let c = weights::compare(weight, &self.layer.spec.geometry, &file, &engine, dtype);
         self.odd.extend(c.odd);
         let (axes, shape) = (weight.row().axes.to_vec(), vec![values.len()]);
-        self.units.push(weight_unit(which, axes, shape, dtype, c.tally));
+        let mut unit = weight_unit(which, axes, shape, dtype, c.tally);
+        self.diagnose(weight, (&file, &engine), dtype, &mut unit);
+        self.units.push(unit);
         self.held.norms.push((weight, values.to_vec()));
         Ok(())
     }
