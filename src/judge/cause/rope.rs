@@ -132,7 +132,10 @@ fn positions<'a>(scene: &Scene<'a>, what: &str, add: &mut dyn FnMut(String, Stri
         "count over the whole batch, not by request",
         (0..plan.tokens() as u64).collect(),
     );
-    other("all zero", "are all zero", vec![0; plan.tokens()]);
+    // Without a magnitude that is no rotation.
+    if (scene.spec().rope.magnitude - 1.0).abs() > 1e-9 {
+        other("all zero", "are all zero", vec![0; plan.tokens()]);
+    }
 }
 
 /// Other bases, no YaRN, another magnitude.
