@@ -6,7 +6,7 @@ at its end. An explanation is accepted only if under it the tensor passes as a c
 makes the residual smaller is never named.
 */
 
-use super::cause::{self, Diagnosis};
+use super::cause::{self, Diagnosis, Known};
 use super::compare::Isolated;
 use super::evidence::Evidence;
 use super::localise::{self, Found};
@@ -35,6 +35,7 @@ pub struct Closer<'a> {
     id: TensorId,
     tensor: &'a Tensor,
     settings: &'a Settings,
+    known: &'a Known,
     tried: Vec<(Explained, BTreeMap<Phase, Evidence>)>,
 }
 
@@ -45,8 +46,9 @@ impl<'a> Closer<'a> {
         id: TensorId,
         tensor: &'a Tensor,
         settings: &'a Settings,
+        known: &'a Known,
     ) -> Closer<'a> {
-        Closer { isolated, id, tensor, settings, tried: Vec::new() }
+        Closer { isolated, id, tensor, settings, known, tried: Vec::new() }
     }
 
     /// Looks at one phase.
@@ -65,9 +67,10 @@ impl<'a> Closer<'a> {
         };
         let explained = self.tried.iter().find(|(_, e)| passes(e)).map(|(what, _)| what.clone());
         let found = localise::find(self.isolated, self.id, self.tensor, phase, evidence);
+        let run = (log_alpha, self.known);
         let diagnosis = explained
             .is_none()
-            .then(|| cause::search(self.isolated, self.id, self.tensor, phase, evidence, log_alpha, name));
+            .then(|| cause::search(self.isolated, self.id, self.tensor, phase, evidence, run, name));
         Look { found, explained, tried: self.tried.len(), diagnosis }
     }
 

@@ -61,6 +61,8 @@ pub struct Session<'a> {
     seen: Vec<(TensorId, String)>,
     /// Weights of the model's other layers, where they are at hand.
     others: Option<&'a dyn OtherLayers>,
+    /// What causes of tensors so far say.
+    known: cause::Known,
 }
 
 /// What a judgement may cost and promise, and what it may try.
@@ -195,6 +197,7 @@ impl<'a> Session<'a> {
             settings: Settings::default(),
             seen: Vec::new(),
             others: None,
+            known: cause::Known::default(),
         }
     }
 
@@ -398,7 +401,7 @@ impl<'a> Session<'a> {
         }
         let phases = isolated.phases(id);
         let log_alpha = self.settings.budget.log_alpha();
-        let mut closer = Closer::new(isolated, id, tensor, &self.settings);
+        let mut closer = Closer::new(isolated, id, tensor, &self.settings, &self.known);
         for (phase, mut evidence) in counted {
             let tests = evidence.tests(&name);
             let suspect = self.settings.closer && evidence.suspect(log_alpha, &tests);

@@ -10,7 +10,7 @@ use super::super::compare::Isolated;
 use crate::case::Case;
 use crate::trace::{Tensor, TensorId};
 use mla_reference::product::Rows;
-use mla_reference::{Departure, Given, Only, Plan, Source, Spec, Stage, Weight, Weights};
+use mla_reference::{Contract, Departure, Given, Only, Plan, Source, Spec, Stage, Weight, Weights};
 use ndarray::Array2;
 use std::ops::Range;
 
@@ -24,6 +24,8 @@ pub struct Change<'a> {
     pub spec: Option<Spec>,
     /// Positions, slots.
     pub plan: Option<Plan>,
+    /// Roundings.
+    pub contract: Option<Contract>,
     /// Attention.
     pub departure: Departure,
     /// An input, read another way.
@@ -141,7 +143,7 @@ impl<'a> Change<'a> {
             spec: self.spec.as_ref().unwrap_or(of.spec),
             case: case.as_ref().unwrap_or(of.case),
             weights: &weights,
-            contract: of.contract,
+            contract: self.contract.as_ref().unwrap_or(of.contract),
             source: other.as_ref().map_or(of.source, |o| o as &dyn Source),
             slacks: of.slacks,
             seed: of.seed,

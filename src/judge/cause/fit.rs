@@ -9,6 +9,7 @@ use super::super::stats::score::{information, score};
 use super::change::Change;
 use super::scene::{Element, Scene};
 use super::{Hypothesis, scale};
+use mla_numeric::DType;
 use mla_reference::product::Rows;
 use mla_reference::{Form, Source, Stage, Weight};
 use std::f64::consts::PI;
@@ -16,24 +17,50 @@ use std::f64::consts::PI;
 const FAMILY: &str = "output";
 
 /// Noise of the steps, in ulps of a row.
-const STEPS: [f64; 6] = [0.29, 0.29, 0.05, 1.0 / 128.0, 1.0 / 256.0, 1.0 / 256.0];
+pub(super) const STEPS: [f64; 6] = [0.29, 0.29, 0.05, 1.0 / 128.0, 1.0 / 256.0, 1.0 / 256.0];
+
+/// What a sample says of a factor along a direction: β̂ and its standard error, with noise of `step` row ulps.
+/// `all`: elements, each with the reference under the factor so far and its derivative by the factor's logarithm.
+pub(super) fn step(dtype: DType, all: &[(&Element, f64, f64)], step: f64) -> Option<(f64, f64)> {
+    let (mut along, mut info) = (0.0, 0.0);
+    for (e, x, d) in all {
+        let s = e.sigma.hypot(step * e.ulp) * 3f64.sqrt() / PI;
+        along += score(dtype, e.o, *x, s) * d;
+        info += information(dtype, *x, s) * d * d;
+    }
+    (info > 0.0 && along.is_finite()).then(|| ((along / info).clamp(-0.5, 0.5), 1.0 / info.sqrt()))
+}
+
+/// The middle of what every bit allows: the shifts β for which x + βd lies in the cell of o for all elements, noise allowed
+/// for. None where nothing does (a cast of P that went the other way moves a whole row).
+pub(super) fn middle(dtype: DType, all: &[(&Element, f64, f64)]) -> Option<f64> {
+    let (mut lo, mut hi) = (f64::NEG_INFINITY, f64::INFINITY);
+    for (e, x, d) in all.iter().filter(|(e, _, d)| d.abs() > 0.01 * e.ulp) {
+        let (below, above) = dtype.cell(e.o);
+        let (a, b) = ((below - 2.0 * e.sigma - x) / d, (above + 2.0 * e.sigma - x) / d);
+        (lo, hi) = (lo.max(a.min(b)), hi.min(a.max(b)));
+    }
+    (lo <= hi && lo.is_finite() && hi.is_finite()).then_some((lo + hi) / 2.0)
+}
 
 /// The factor on x that fits, and its standard error.
-pub(super) fn newton(dtype: mla_numeric::DType, all: &[&Element]) -> Option<(f64, f64)> {
+pub(super) fn newton(dtype: DType, all: &[&Element]) -> Option<(f64, f64)> {
     let sum = |f: &dyn Fn(&Element) -> f64| all.iter().map(|e| f(e)).sum::<f64>();
     let mut factor = sum(&|e| e.o * e.x) / sum(&|e| e.x * e.x);
-    let mut information_of_log = 0.0;
-    for step in STEPS {
-        let s = |e: &Element| e.sigma.hypot(step * e.ulp * factor.abs()) * 3f64.sqrt() / PI;
-        let y = |e: &Element| e.x * factor;
-        let g = sum(&|e| score(dtype, e.o, y(e), s(e)) * y(e));
-        information_of_log = sum(&|e| information(dtype, y(e), s(e)) * y(e) * y(e));
-        if !(factor.is_finite() && factor != 0.0 && information_of_log > 0.0) {
+    let mut error = f64::INFINITY;
+    let at = |factor: f64| all.iter().map(|e| (*e, e.x * factor, e.x * factor)).collect::<Vec<_>>();
+    for noise in STEPS {
+        if !(factor.is_finite() && factor != 0.0) {
             return None;
         }
-        factor *= 1.0 + (g / information_of_log).clamp(-0.5, 0.5);
+        let (beta, se) = step(dtype, &at(factor), noise * factor.abs())?;
+        factor *= 1.0 + beta;
+        error = se * factor.abs();
     }
-    Some((factor, factor.abs() / information_of_log.sqrt()))
+    if let Some(beta) = middle(dtype, &at(factor)).filter(|b| b.abs() * factor.abs() < 10.0 * error) {
+        factor *= 1.0 + beta;
+    }
+    Some((factor, error))
 }
 
 /// Rows of a weight, some of them times a factor.

@@ -32,6 +32,7 @@ use change::Change;
 use mla_reference::{Phase, RowName};
 use scene::Scene;
 use serde::Serialize;
+use std::sync::{Mutex, PoisonError};
 
 /// Most hypotheses that are held against a part of one tensor.
 const SCREENS: usize = 240;
@@ -118,6 +119,26 @@ impl<'a> Hypothesis<'a> {
     }
 }
 
+/// What causes of other tensors of the run say: a factor that fits one is tried at the next before another is fitted.
+#[derive(Debug, Default)]
+pub struct Known(Mutex<Option<(f64, f64)>>);
+
+impl Known {
+    /// A factor on the softmax scale and its standard error: the most exact one so far.
+    fn scale(&self) -> Option<(f64, f64)> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn learn(&self, cause: &Cause) {
+        let mut scale = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (scale::FAMILY, Some((factor, error))) = (cause.family, cause.effect)
+            && scale.is_none_or(|(_, e)| error < e)
+        {
+            *scale = Some((factor, error));
+        }
+    }
+}
+
 /// Makes hypotheses about what a scene shows.
 type Family = for<'s, 'a> fn(&'s Scene<'a>) -> Vec<Hypothesis<'a>>;
 
@@ -136,17 +157,18 @@ const FAMILIES: &[Family] = &[
 ];
 const LATE: &[Family] = &[scale::fitted, fit::gains, norm::fitted, rows::all];
 
-/// Looks for what explains the evidence of one phase of a tensor. `log_alpha`: ln of the run's level.
+/// Looks for what explains the evidence of one phase of a tensor. `log_alpha`: ln of the run's level; `known`: what
+/// was found of tensors before it.
 pub fn search(
     of: &Isolated,
     id: TensorId,
     tensor: &Tensor,
     phase: Phase,
     evidence: &Evidence,
-    log_alpha: f64,
+    (log_alpha, known): (f64, &Known),
     name: &dyn Fn(usize) -> Option<RowName>,
 ) -> Diagnosis {
-    let scene = Scene::new(of, id, tensor, phase, evidence);
+    let scene = Scene::new(of, id, tensor, phase, evidence, known);
     let judge = Judge { log_alpha, name, base: worst(evidence, name) };
     let mut all: Vec<Left> = Vec::new();
     for group in [FAMILIES, LATE] {
@@ -173,7 +195,7 @@ pub fn search(
             let mut rest: Vec<Left> =
                 all.iter().filter(|l| l.name != first.name && !others.contains(&l.name)).cloned().collect();
             rest.sort_by(|a, b| a.share.total_cmp(&b.share));
-            return Diagnosis::Cause(Cause {
+            let cause = Cause {
                 name: first.name,
                 family: first.family,
                 text: first.text,
@@ -181,7 +203,9 @@ pub fn search(
                 tried: all.len() + scene.aside(),
                 runner_up: rest.into_iter().next(),
                 ambiguous_with: others,
-            });
+            };
+            known.learn(&cause);
+            return Diagnosis::Cause(cause);
         }
     }
     let tried = all.len() + scene.aside();

@@ -5,15 +5,17 @@ A factor is fitted by a line search on Σ|o − x| over its logarithm (17 points
 by Newton's method on the interval score: least squares of rounded values alone ends 1e-5 off, which leaves flips.
 */
 
-use super::super::evidence::Direction;
-use super::super::stats::score::Fineness;
 use super::Hypothesis;
 use super::change::Change;
+use super::fit;
 use super::scene::Scene;
 use mla_reference::Spec;
 use std::f64::consts::LOG2_E;
 
-const FAMILY: &str = "softmax scale";
+pub(super) const FAMILY: &str = "softmax scale";
+
+/// Half of the distance over which a derivative is taken, as a share of the scale.
+const BY: f64 = 1e-3;
 
 /// YaRN's multiplier of a factor of 40, as DeepSeek's models have it, where a model has none of its own.
 const USUAL_MSCALE: f64 = 1.368_887_945_411_394;
@@ -94,18 +96,27 @@ pub(super) fn fitted<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     if !scene.attends() {
         return Vec::new();
     }
+    // What fits other tensors of the run, if there is one, is likely to be it here too.
+    if let Some((factor, error)) = scene.known.scale() {
+        let h = factored(scene, factor, error);
+        if scene.goes_on(scene.share(&h.change), &h) {
+            return vec![h];
+        }
+    }
     let cost = |a: f64| scene.distance(&scaled(scene, a.exp()));
     let found = line_search(&cost, 1.0, 1e-6);
     let (factor, error) = newton(scene, found.exp());
     if !(factor.is_finite() && error.is_finite()) || (factor - 1.0).abs() < error {
         return Vec::new();
     }
-    let text = format!(
-        "the softmax scale is off by the factor {factor:.7} ± {error:.1e}{}",
-        nearest(scene.spec(), factor)
-    );
+    vec![factored(scene, factor, error)]
+}
+
+fn factored<'a>(scene: &Scene<'a>, factor: f64, error: f64) -> Hypothesis<'a> {
+    let near = nearest(scene.spec(), factor);
+    let text = format!("the softmax scale is off by the factor {factor:.7} ± {error:.1e}{near}");
     let name = format!("softmax scale × {factor:.6}");
-    vec![Hypothesis::new(FAMILY, name, text, scaled(scene, factor)).sized(factor, error)]
+    Hypothesis::new(FAMILY, name, text, scaled(scene, factor)).sized(factor, error)
 }
 
 /// Where `cost` is least within ±`reach`: 17 points, then golden section until `enough`.
@@ -131,27 +142,27 @@ pub(super) fn line_search(cost: &dyn Fn(f64) -> f64, reach: f64, enough: f64) ->
     (lo + hi) / 2.0
 }
 
-/// Newton's method on the interval score: steps by the coarse estimate, then by the fine one; factor and standard error.
+/// Newton's method on the interval score; factor and standard error. The derivative is that of P without its cast, which is
+/// smooth.
 fn newton(scene: &Scene, start: f64) -> (f64, f64) {
     let (mut factor, mut error) = (start, f64::INFINITY);
-    for fineness in [Fineness::Coarse, Fineness::Coarse, Fineness::Fine, Fineness::Fine, Fineness::Fine] {
-        let counted =
-            scaled(scene, factor).with(scene.of, None, |of| of.compare(scene.id, scene.tensor, None));
-        let Some(e) = counted.get(&scene.phase) else { break };
-        let all = e.measured();
-        let of = |m: &&_| {
-            let m: &super::super::evidence::Measured = m;
-            m.direction == Direction::Scale && m.fineness == fineness && m.head.is_none()
-        };
-        let Some(m) = all.iter().find(of) else { break };
-        if !(m.estimate.beta.is_finite() && m.estimate.beta.abs() < 0.1) {
-            break;
-        }
-        factor *= 1.0 + m.estimate.beta;
-        error = m.estimate.se() * factor;
-        if fineness == Fineness::Fine && m.estimate.beta.abs() < 0.2 * m.estimate.se_m {
-            break;
-        }
+    let mut contract = *scene.of.contract;
+    contract.softmax.p = None;
+    let smooth = |f: f64| scene.sampled(&Change { contract: Some(contract), ..scaled(scene, f) });
+    let dtype = scene.tensor.dtype;
+    let (up, down) = (smooth(start * (1.0 + BY)), smooth(start * (1.0 - BY)));
+    let slope = |at: &(usize, usize)| Some((up.get(at)?.x - down.get(at)?.x) / (2.0 * BY));
+    for noise in fit::STEPS {
+        let now = scene.sampled(&scaled(scene, factor));
+        let all: Vec<_> = now.iter().filter_map(|(at, e)| Some((e, e.x, slope(at)?))).collect();
+        let Some((beta, se)) = fit::step(dtype, &all, noise) else { break };
+        factor *= 1.0 + beta;
+        error = se * factor;
+    }
+    let now = scene.sampled(&scaled(scene, factor));
+    let all: Vec<_> = now.iter().filter_map(|(at, e)| Some((e, e.x, slope(at)?))).collect();
+    if let Some(beta) = fit::middle(dtype, &all).filter(|b| b.abs() < 10.0 * error) {
+        factor *= 1.0 + beta;
     }
     (factor, error)
 }

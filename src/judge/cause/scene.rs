@@ -6,7 +6,7 @@ use super::super::compare::{Isolated, columns};
 use super::super::evidence::{Evidence, Piece};
 use super::super::localise::{KeySums, key_sums};
 use super::change::Change;
-use super::{Hypothesis, SCREEN};
+use super::{Hypothesis, Known, SCREEN};
 use crate::trace::{Tensor, TensorId};
 use mla_reference::attention::Attended;
 use mla_reference::{Form, Only, Phase, Spec, Stage, Terms};
@@ -35,12 +35,48 @@ pub(super) struct Element {
 /// Some elements by row and column of the matrix.
 pub(super) type Sampled = BTreeMap<(usize, usize), Element>;
 
+/// Which elements fits look at: of some rows all columns, or some.
+struct Sampling {
+    rows: Vec<usize>,
+    stride: usize,
+    width: usize,
+}
+
+impl Sampling {
+    fn new(rows: &[usize], cols: usize, width: usize) -> Sampling {
+        let step = (rows.len() * cols).div_ceil(SAMPLE).max(1);
+        let rows: Vec<usize> = rows.iter().copied().step_by(step).collect();
+        let stride = (rows.len() * cols).div_ceil(SAMPLE).max(1);
+        Sampling { rows, stride, width }
+    }
+
+    /// Adds what it takes of row `i` of a piece.
+    fn take(&self, piece: &Piece, i: usize, to: &mut Sampled) {
+        let row = piece.at.0 + i;
+        if piece.prediction.is_copy() || self.rows.binary_search(&row).is_err() {
+            return;
+        }
+        let wanted = |j: &usize| (piece.at.1 + j + row).is_multiple_of(self.stride);
+        let some: Vec<usize> = (0..piece.x.ncols()).filter(wanted).collect();
+        let ulps = piece.prediction.row_ulps(i, &some);
+        for (j, ulp) in some.into_iter().zip(ulps) {
+            let (col, o, x) = (piece.at.1 + j, piece.engine[[i, j]], piece.x[[i, j]]);
+            let sigma = piece.prediction.sigma(i, j);
+            if o.is_finite() && x.is_finite() && sigma.is_finite() {
+                to.insert((row, col), Element { head: col / self.width, o, x, sigma, ulp });
+            }
+        }
+    }
+}
+
 /// One phase of one tensor.
 pub(super) struct Scene<'a> {
     pub of: &'a Isolated<'a>,
     pub id: TensorId,
     pub tensor: &'a Tensor,
     pub phase: Phase,
+    /// What other tensors of the run were found to be off by.
+    pub known: &'a Known,
     /// Rows of the phase.
     pub rows: Vec<usize>,
     /// Heads; 1 where the tensor has none.
@@ -109,6 +145,7 @@ impl<'a> Scene<'a> {
         tensor: &'a Tensor,
         phase: Phase,
         evidence: &Evidence,
+        known: &'a Known,
     ) -> Scene<'a> {
         let phases = of.phases(id);
         let rows: Vec<usize> = (0..phases.len()).filter(|r| phases[*r] == phase).collect();
@@ -118,10 +155,7 @@ impl<'a> Scene<'a> {
         let seen = Mutex::new((zeros, Array2::<u32>::zeros((tensor.rows, cols.heads))));
         let more = Mutex::new((Sampled::new(), KeySums::new()));
         let copy = Mutex::new(true);
-        // Rows of the sample, whole.
-        let step = (rows.len() * tensor.cols).div_ceil(SAMPLE).max(1);
-        let wanted: Vec<usize> = rows.iter().copied().step_by(step).collect();
-        let stride = (wanted.len() * tensor.cols).div_ceil(SAMPLE).max(1);
+        let sampling = Sampling::new(&rows, tensor.cols, cols.width);
         of.pieces(id, tensor, &|piece| {
             let (n, mut mine) = (piece.x.ncols(), Vec::new());
             let (mut sample, mut sums) = (Sampled::new(), KeySums::new());
@@ -135,17 +169,7 @@ impl<'a> Scene<'a> {
                 if phases[row] != phase {
                     continue;
                 }
-                if !piece.prediction.is_copy() && wanted.binary_search(&row).is_ok() {
-                    let some: Vec<usize> = (0..n).filter(|j| (piece.at.1 + j + row) % stride == 0).collect();
-                    let ulps = piece.prediction.row_ulps(i, &some);
-                    for (j, ulp) in some.into_iter().zip(ulps) {
-                        let (col, o, x) = (piece.at.1 + j, piece.engine[[i, j]], piece.x[[i, j]]);
-                        let sigma = piece.prediction.sigma(i, j);
-                        if o.is_finite() && x.is_finite() && sigma.is_finite() {
-                            sample.insert((row, col), Element { head: col / cols.width, o, x, sigma, ulp });
-                        }
-                    }
-                }
+                sampling.take(piece, i, &mut sample);
                 match (piece.terms, names[row].sequence) {
                     (Terms::Attention { lse: false, .. }, Some(sequence)) => {
                         key_sums(piece, i, (sequence, row, piece.at.1), &mut sums);
@@ -196,6 +220,7 @@ impl<'a> Scene<'a> {
             id,
             tensor,
             phase,
+            known,
             heads: cols.heads,
             width: cols.width,
             rounded,
@@ -254,6 +279,20 @@ impl<'a> Scene<'a> {
         });
         let (bad, all) = counts.into_inner().unwrap_or_else(PoisonError::into_inner);
         if all == 0 { 1.0 } else { bad as f64 / all as f64 }
+    }
+
+    /// The sample under a hypothesis.
+    pub fn sampled(&self, change: &Change) -> Sampled {
+        let sampling = Sampling::new(&self.rows, self.tensor.cols, self.width);
+        let all = Mutex::new(Sampled::new());
+        change.with(self.of, None, |of| {
+            of.pieces(self.id, self.tensor, &|piece| {
+                let mut mine = Sampled::new();
+                (0..piece.x.nrows()).for_each(|i| sampling.take(piece, i, &mut mine));
+                all.lock().unwrap_or_else(PoisonError::into_inner).extend(mine);
+            });
+        });
+        all.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Σ|o − x| of the part that screens look at: what a line search goes by.
