@@ -465,7 +465,7 @@ const CLASSES: [Class; 19] = [
                         w.keys = (0..CONTEXT + NEW).filter(|k| *k != t).collect();
                         w.places = w.keys.clone();
                     }
-                    vec![format!("key {t} masked"), format!("key {t} dropped")]
+                    vec![format!("key {t} left out")]
                 },
                 &nothing,
             )
@@ -732,7 +732,7 @@ fn deliberate_faults_are_named_right_or_not_at_all() {
         ("rope-offset=1", &["position of q +1"], "q"),
         ("rope-offset=1@k_pe", &["position of k_pe +1"], "k_pe"),
         ("swap-heads=0,2", &["heads 0 and 2 exchanged"], "attn_out"),
-        ("drop-token=1", &["key 1 masked", "key 1 dropped"], "o_latent"),
+        ("drop-token=1", &["key 1 left out"], "o_latent"),
         ("foreign-page=0", &["rows of other places", "page 0 ← 0 of request"], "k"),
         ("merge-base", &["merge with base e for base 2"], "o_latent"),
         ("no-rescale", &["no rescale"], "part_o"),

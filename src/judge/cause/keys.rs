@@ -8,7 +8,7 @@ use super::Hypothesis;
 use super::change::Change;
 use super::scene::Scene;
 use mla_reference::{KeyList, Mask, Phase, Source, Stage};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 const FAMILY: &str = "keys";
@@ -174,8 +174,8 @@ fn double(keys: usize, t: usize) -> KeyList {
 
 /// Ways in which one key may be lost or doubled.
 const KINDS: [(&str, &str); 3] = [
-    ("masked", "is left out (masked where it stands)"),
-    ("dropped", "is left out (the keys after it move up)"),
+    ("left out", "is left out (masked where it stands)"),
+    ("left out", "is left out (the keys after it move up)"),
     ("duplicated", "is read twice"),
 ];
 
@@ -199,6 +199,8 @@ pub(super) fn lists<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     let plan = &scene.of.case.plan;
     let wrong = wrong(scene);
     let mut all = Vec::new();
+    let names = plan.names(scene.id.stage);
+    let of_phase: BTreeSet<usize> = scene.rows.iter().filter_map(|r| names[*r].sequence).collect();
     let keys = |s: usize| plan.sequences.get(s).map_or(0, |s| s.keys());
     let mut positions: Vec<usize> = wrong.iter().flat_map(|w| w.keys.iter().copied()).collect();
     positions.sort_unstable();
@@ -221,6 +223,15 @@ pub(super) fn lists<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
                 };
                 let best = w.keys.iter().map(|t| (share(t), *t)).min_by(|a, b| a.0.total_cmp(&b.0));
                 chosen.extend(best.map(|(_, t)| (w.sequence, keys(w.sequence), t)));
+            }
+            // The same as the one of every sequence: said already.
+            let same = chosen.first().is_some_and(|(_, _, t)| {
+                let has = |s: &usize| *t < keys(*s) && of_phase.contains(s);
+                let all: Vec<usize> = (0..plan.sequences.len()).filter(has).collect();
+                chosen.iter().all(|c| c.2 == *t) && all == chosen.iter().map(|c| c.0).collect::<Vec<_>>()
+            });
+            if same || chosen.is_empty() {
+                continue;
             }
             let list: Vec<String> = chosen
                 .iter()

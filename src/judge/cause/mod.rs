@@ -191,7 +191,13 @@ pub fn search(
             passed.into_iter().map(|(_, h)| h).filter(|h| judge.accepts(&scene, h)).collect();
         if !accepted.is_empty() {
             let first = accepted.remove(0);
-            let others: Vec<String> = accepted.into_iter().map(|h| h.name).collect();
+            // One name may have several ways to be true.
+            let mut others: Vec<String> = Vec::new();
+            for h in accepted {
+                if h.name != first.name && !others.contains(&h.name) {
+                    others.push(h.name);
+                }
+            }
             let mut rest: Vec<Left> =
                 all.iter().filter(|l| l.name != first.name && !others.contains(&l.name)).cloned().collect();
             rest.sort_by(|a, b| a.share.total_cmp(&b.share));

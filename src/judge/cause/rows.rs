@@ -120,6 +120,11 @@ fn holds(scene: &Scene, cells: &Cells, (row, head): (usize, usize)) -> Option<Ho
     if scene.width >= 4 && (0..scene.width).all(|j| bits(j) == bits(0)) {
         return Some(Holds::Constant);
     }
+    // Keys and slots that stand elsewhere say more than that another row holds the same.
+    let keyed = matches!(scene.id.stage, Stage::K | Stage::V | Stage::Cache);
+    if let Some(other) = other(scene, cells, row).filter(|_| keyed) {
+        return Some(Holds::Other(other));
+    }
     if scene.width >= 4
         && let Some(&(r, h)) = cells.engine.get(own)
         && (r, h) != (row, head)
@@ -138,12 +143,18 @@ fn holds(scene: &Scene, cells: &Cells, (row, head): (usize, usize)) -> Option<Ho
     {
         return Some(Holds::Copy(r, h));
     }
+    other(scene, cells, row).map(Holds::Other)
+}
+
+/// Another row whose reference this one holds.
+fn other(scene: &Scene, cells: &Cells, row: usize) -> Option<usize> {
+    let t = scene.tensor;
     if scene.width < 8 {
         return None;
     }
     let other = cells.probes.iter().find_map(|p| cells.reference.get(&probe(t, row, p)).copied())?;
     let same = (0..t.cols).filter(|c| t.bits(row, *c) == scene.rounded.bits(other, *c)).count();
-    (other != row && same * 2 > t.cols).then_some(Holds::Other(other))
+    (other != row && same * 2 > t.cols).then_some(other)
 }
 
 /// The rows that stand elsewhere, where they belong; what is not among them takes the reference.
@@ -239,19 +250,38 @@ fn words(scene: &Scene, seen: &[((usize, usize), Holds)]) -> (String, String) {
             _ => None,
         })
         .collect();
+    let mut others = others;
+    others.dedup();
     if !others.is_empty() {
-        let words: Vec<String> = others
-            .iter()
-            .take(4)
-            .map(|(r, to)| format!("{} holds {}", place(&names, *r), place(&names, *to)))
-            .collect();
-        let more = others.len().saturating_sub(4);
+        let words = moved_words(scene, &names, &others);
+        let more = words.len().saturating_sub(4);
+        let words = &words[..words.len().min(4)];
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         parts.push(("rows of other places".into(), format!("{}{more}", words.join("; "))));
     }
     let names: Vec<String> = parts.iter().map(|p| p.0.clone()).collect();
     let texts: Vec<String> = parts.into_iter().map(|p| p.1).collect();
     (names.join(" and "), texts.join("; "))
+}
+
+/// Rows that stand elsewhere, whole pages of keys as such.
+fn moved_words(scene: &Scene, names: &[RowName], others: &[(usize, usize)]) -> Vec<String> {
+    let size = scene.of.case.plan.page_size.max(1);
+    let keyed = matches!(scene.id.stage, Stage::K | Stage::V);
+    let page = |r: usize| names.get(r).and_then(|n| Some((n.request?, n.index / size, n.index % size)));
+    let mut words: Vec<String> = Vec::new();
+    for (r, to) in others {
+        let text = match (page(*r), page(*to)) {
+            (Some((a, p, i)), Some((b, q, j))) if keyed && i == j => {
+                format!("keys of page {p} of request {a} are those of page {q} of request {b}")
+            }
+            _ => format!("{} holds {}", place(names, *r), place(names, *to)),
+        };
+        if !words.contains(&text) {
+            words.push(text);
+        }
+    }
+    words
 }
 
 /// Cells in words: everything, some heads, some rows.
