@@ -17,13 +17,17 @@ use mla_check::engine::Engine;
 use mla_check::engine::Sink;
 use mla_check::engine::cpu::{CpuEngine, Seams};
 use mla_check::fault::Fault;
+use mla_check::judge::cause::{self, weight::OtherLayers};
 use mla_check::judge::{Diagnosis, Session, Settings, Unit, Verdict, Which};
 use mla_check::model::{Layer, Model};
 use mla_check::trace::{Tensor, TensorId};
 use mla_numeric::DType;
-use mla_reference::product::Dense;
+use mla_reference::attention::{Head, attend_as, merge_weights_as, strided};
+use mla_reference::departure::Slip;
+use mla_reference::product::{Dense, Rows};
 use mla_reference::{
-    Accumulate, Contract, Form, Geometry, Given, Pairing, Plan, Regime, Rope, Sequence, Spec, Stage, Weight,
+    Accumulate, Contract, Form, Geometry, Given, KeyStats, Pairing, Plan, Regime, Rope, Sequence, Softmax,
+    Spec, Stage, Weight,
 };
 use std::collections::HashMap;
 
@@ -763,4 +767,113 @@ fn deliberate_faults_are_named_right_or_not_at_all() {
         let there = named.iter().any(|t| title(t).split(',').next() == Some(must));
         assert!(must.is_empty() || there, "{fault}: {must} has no cause among {all:?}");
     }
+}
+
+/// A weight that is another one is named; `altered` makes the engine's from w_uk, [4 heads, 128, 64].
+fn weight_of(altered: impl FnOnce(&mut Vec<f64>)) -> Diagnosis {
+    let memory = Memory::new(&G);
+    let file = memory.0[&Weight::WUk].0.iter().map(|v| DType::Bf16.round(*v)).collect::<Vec<_>>();
+    let mut engine = file.clone();
+    altered(&mut engine);
+    let (file, engine) = (Dense { data: &file, cols: 64 }, Dense { data: &engine, cols: 64 });
+    cause::weight::search(Weight::WUk, &G, (&file, &engine), DType::Bf16, Some(&Beside))
+}
+
+/// Two other layers, drawn.
+struct Beside;
+
+fn other_layer(layer: usize) -> Vec<f64> {
+    let mut r = Random(77 + layer as u64);
+    (0..4 * 128 * 64).map(|_| DType::Bf16.round(r.next())).collect()
+}
+
+impl OtherLayers for Beside {
+    fn layers(&self) -> Vec<usize> {
+        vec![1, 2]
+    }
+    fn with(&self, layer: usize, _: Weight, f: &mut dyn FnMut(&dyn Rows)) {
+        f(&Dense { data: &other_layer(layer), cols: 64 });
+    }
+}
+
+#[test]
+fn weights_that_are_others_are_named() {
+    let head = 128 * 64;
+    let named = |d: Diagnosis| match d {
+        Diagnosis::Cause(c) => {
+            assert!(c.ambiguous_with.is_empty(), "{c:?}");
+            format!("{} | {}", c.name, c.text)
+        }
+        other => format!("{other:?}"),
+    };
+    let swapped = named(weight_of(|w| w.rotate_left(head)));
+    assert!(swapped.contains("head 0 holds 1, head 1 holds 2"), "{swapped}");
+    let other = named(weight_of(|w| *w = other_layer(2)));
+    assert!(other.starts_with("w_uk of layer 2"), "{other}");
+    let zero = named(weight_of(|w| w[2 * head..].fill(0.0)));
+    assert!(zero.contains("rows 256..511 of w_uk are zero"), "{zero}");
+    let transposed = named(weight_of(|w| {
+        for part in w.chunks_exact_mut(head) {
+            let old = part.to_vec();
+            (0..head).for_each(|at| part[at] = old[at % 64 * 128 + at / 64]);
+        }
+    }));
+    assert!(transposed.starts_with("w_uk transposed"), "{transposed}");
+    let again = named(weight_of(|w| {
+        for block in w.chunks_exact_mut(32) {
+            let d = block.iter().fold(0.0f64, |m, v| m.max(v.abs())) / 127.0;
+            let stored = DType::F16.round(d);
+            block.iter_mut().for_each(|v| *v = DType::Bf16.round((*v / d).round() * stored));
+        }
+    }));
+    assert!(again.starts_with("w_uk quantised again"), "{again}");
+    // Noise, and two things at once, have no name.
+    let mut r = Random(5);
+    let noise =
+        named(weight_of(|w| w.iter_mut().for_each(|v| *v = DType::Bf16.round(*v * (1.0 + 0.1 * r.next())))));
+    assert!(noise.starts_with("Unexplained"), "{noise}");
+    let two = named(weight_of(|w| {
+        w.rotate_left(head);
+        w[..head].iter_mut().for_each(|v| *v = -*v);
+    }));
+    assert!(two.starts_with("Unexplained"), "{two}");
+}
+
+/// What a hypothesis changes in attention, against plain sums.
+#[test]
+fn slips_of_attention_are_what_they_say() {
+    let mut r = Random(3);
+    let (q, k, v) = (r.matrix((2, 8), 2.0), r.matrix((20, 8), 2.0), r.matrix((20, 4), 1.0));
+    let contract = Contract { softmax: Softmax { tile: 8, ..Softmax::exact() }, ..Contract::exact() };
+    let stats = KeyStats::default();
+    let head =
+        Head { q: q.view(), k: strided(&k), v: strided(&v), visible: &[19, 20], scale: 0.7, stats: &stats };
+    // Scores, and Σ w v / Σ w by plain loops.
+    let s = |i: usize, t: usize| 0.7 * (0..8).map(|j| q[[i, j]] * k[[t, j]]).sum::<f64>();
+    let mean = |w: &[f64], j: usize| (0..20).map(|t| w[t] * v[[t, j]]).sum::<f64>() / w.iter().sum::<f64>();
+    let gone = attend_as(&head, 0..20, &contract, Slip { gone: &[3, 17], no_rescale: false });
+    let stuck = attend_as(&head, 0..20, &contract, Slip { gone: &[], no_rescale: true });
+    for i in 0..2 {
+        let sees = |t: usize| t < 19 + i;
+        let without: Vec<f64> =
+            (0..20).map(|t| if sees(t) && t != 3 && t != 17 { s(i, t).exp() } else { 0.0 }).collect();
+        // Each tile relative to the largest score so far.
+        let mut most = f64::NEG_INFINITY;
+        let mut kept = vec![0.0; 20];
+        for tile in [0..8, 8..16, 16..20] {
+            most = tile.clone().filter(|t| sees(*t)).map(|t| s(i, t)).fold(most, f64::max);
+            tile.filter(|t| sees(*t)).for_each(|t| kept[t] = (s(i, t) - most).exp());
+        }
+        for j in 0..4 {
+            assert!((gone.x[[i, j]] - mean(&without, j)).abs() < 1e-12);
+            assert!((stuck.x[[i, j]] - mean(&kept, j)).abs() < 1e-12);
+        }
+        assert!((gone.lse[i] - without.iter().sum::<f64>().ln()).abs() < 1e-12);
+    }
+    // Weights of splits: equal at power 0, their exponential at 1.
+    let (w, _) = merge_weights_as(&[1.0, 3.0, f64::NEG_INFINITY], 0.0);
+    assert_eq!(w, [0.5, 0.5, 0.0]);
+    let (w, total) = merge_weights_as(&[1.0, 3.0], 2.0);
+    assert!((w[0] - 1.0 / (1.0 + 4f64.exp())).abs() < 1e-15);
+    assert!((total - (3.0 + (-4f64).exp().ln_1p())).abs() < 1e-15);
 }

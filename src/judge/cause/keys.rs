@@ -323,7 +323,11 @@ fn pages<'a>(scene: &Scene<'a>, wrong: &[Wrong]) -> Option<Hypothesis<'a>> {
             }
         })
         .collect();
-    let mut short = short;
-    short.dedup();
+    // Both regimes of a request read alike.
+    let once = |all: Vec<String>| {
+        let mut seen = BTreeSet::new();
+        all.into_iter().filter(|w| seen.insert(w.clone())).collect::<Vec<_>>()
+    };
+    let (short, words) = (once(short), once(words));
     Some(Hypothesis::new(FAMILY, short.join(", "), words.join("; "), change(&chosen)))
 }

@@ -219,11 +219,10 @@ fn columns<'a>(scene: &Scene<'a>, what: &str) -> Vec<(String, String, Change<'a>
     let (_, _, first) = input(scene.id.stage, &g);
     let (width, first) = if scene.id.stage == Stage::Q { (g.key(), first) } else { (g.rope, 0) };
     let half = g.rope / 2;
-    let orders: [(&str, Box<dyn Fn(usize) -> usize>); 2] = [
-        ("half-split", Box::new(move |j| if j % 2 == 0 { j / 2 } else { half + j / 2 })),
-        ("adjacent", Box::new(move |j| if j < half { 2 * j } else { 2 * (j - half) + 1 })),
-    ];
-    for (name, of) in orders {
+    let split = |j: usize| if j.is_multiple_of(2) { j / 2 } else { half + j / 2 };
+    let joined = |j: usize| if j < half { 2 * j } else { 2 * (j - half) + 1 };
+    for name in ["half-split", "adjacent"] {
+        let of = |j: usize| if name == "adjacent" { joined(j) } else { split(j) };
         let order: Vec<usize> =
             (0..width).map(|j| if j < first { j } else { first + of(j - first) }).collect();
         let change =
