@@ -157,6 +157,20 @@ const FAMILIES: &[Family] = &[
 ];
 const LATE: &[Family] = &[scale::fitted, fit::gains, norm::fitted, rows::all];
 
+/// Of a few elements of many nothing else is asked: whatever acts on a stage as a whole shows in more of them.
+const FEW: &[Family] = &[fit::gains, rows::all];
+/// How many these are.
+const FEW_ELEMENTS: u64 = 3;
+/// Of how many.
+const MANY: u64 = 256;
+
+/// Whether the evidence is a few elements, and nothing that is counted or summed.
+fn few(e: &Evidence, log_alpha: f64, name: &dyn Fn(usize) -> Option<RowName>) -> bool {
+    let bounds = e.tally.beyond + e.unlikely;
+    let tests = || e.tests(name).iter().any(|t| t.log_p <= log_alpha);
+    e.tally.elements >= MANY && bounds <= FEW_ELEMENTS && !tests()
+}
+
 /// Looks for what explains the evidence of one phase of a tensor. `log_alpha`: ln of the run's level; `known`: what
 /// was found of tensors before it.
 pub fn search(
@@ -171,9 +185,10 @@ pub fn search(
     let scene = Scene::new(of, id, tensor, phase, evidence, known);
     let judge = Judge { log_alpha, name, base: worst(evidence, name) };
     let mut all: Vec<Left> = Vec::new();
-    for group in [FAMILIES, LATE] {
+    let groups: &[&[Family]] = if few(evidence, log_alpha, name) { &[FEW] } else { &[FAMILIES, LATE] };
+    for group in groups {
         let mut passed: Vec<(f64, Hypothesis)> = Vec::new();
-        for family in group {
+        for family in *group {
             for h in family(&scene) {
                 if all.len() >= SCREENS {
                     break;

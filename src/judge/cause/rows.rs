@@ -212,18 +212,18 @@ fn words(scene: &Scene, seen: &[((usize, usize), Holds)]) -> (String, String) {
     let names = scene.of.case.plan.names(scene.id.stage);
     let mut parts: Vec<(String, String)> = Vec::new();
     let constants = [
-        (Holds::Zeros, "zero rows", "hold zeros throughout: never written, or written from nothing"),
+        (Holds::Zeros, "zero rows", "zeros throughout, never written or written from nothing"),
         (
             Holds::Poison,
             "unwritten rows",
-            "hold NaN throughout: never written, or read from memory nobody wrote",
+            "NaN throughout, never written or read from memory that nobody wrote",
         ),
-        (Holds::Constant, "constant rows", "hold one value throughout"),
+        (Holds::Constant, "constant rows", "one value throughout"),
     ];
     for (holds, name, text) in constants {
         let cells: Vec<(usize, usize)> = seen.iter().filter(|(_, h)| *h == holds).map(|(c, _)| *c).collect();
         if !cells.is_empty() {
-            parts.push((name.into(), format!("{} {text}", cells_words(scene, &names, &cells))));
+            parts.push((name.into(), format!("{}: {text}", cells_words(scene, &names, &cells))));
         }
     }
     let copies: Vec<&((usize, usize), Holds)> =
