@@ -6,6 +6,7 @@ The simulation of the groundwork on comparing kernels, section 5.4: a small laye
 dictionary does not know. `MLA_CHECK_TRIALS` is the number of trials a class (default 2); with 15 the whole table is
 printed. A wrong name fails at once; the share of right ones is held against 95 %.
 */
+#![allow(clippy::print_stdout)]
 
 mod common;
 
