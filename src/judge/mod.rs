@@ -13,6 +13,7 @@ Where a Trace holds some tensors only, stages between two that are there are jud
 */
 
 pub mod bound;
+pub mod cause;
 pub mod chain;
 pub mod closer;
 pub mod compare;
@@ -36,6 +37,7 @@ mod verdict;
 pub mod watch;
 mod weights;
 
+pub use cause::{Cause, Diagnosis};
 pub use conclude::{Budget, Power};
 pub use evidence::Test;
 pub use geometry::{ScalarDifference, compare_scalars};
