@@ -8,7 +8,7 @@ named: a wrong name is worse than none. Where several pass, all are listed.
 
 Hypotheses are cheap to reject: each is first held against a part of the tensor (a third of its rows and heads, the
 worst among them), and only what leaves few odd elements there goes through the whole judge. Numbers of evaluations are
-capped ([`SCREENS`], [`FULL`]), not seconds: the result does not depend on the machine. Families are tried in the order
+capped (`SCREENS`, `FULL`), not seconds: the result does not depend on the machine. Families are tried in the order
 of how often their faults are met in public. Source: the groundwork on comparing kernels, sections 5.2 and 5.3.
 */
 
