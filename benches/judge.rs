@@ -128,6 +128,7 @@ fn reference(bencher: divan::Bencher) {
                     contract,
                     source,
                     wanted: None,
+                    departure: None,
                 };
                 e.evaluate(id.stage, id.form, &|c| drop(divan::black_box(c.x)));
             });
@@ -150,6 +151,7 @@ fn judged(bencher: divan::Bencher) {
                     slacks: Default::default(),
                     seed: 0,
                     wanted: None,
+                    departure: None,
                 };
                 for e in of.compare(id, tensor, None).values() {
                     divan::black_box(e.tests(&|_| None));

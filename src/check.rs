@@ -16,6 +16,7 @@ use crate::engine::kernels::library::Library;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::{Engine, EngineError};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
+use crate::judge::cause::weight::OtherLayers;
 use crate::judge::cumulative::{self, Drift, KeepAll};
 use crate::judge::watch::{self, GateReport, Watch};
 use crate::judge::{
@@ -27,7 +28,8 @@ use crate::probe::{self, Probe, Subject};
 use crate::report::{CaseReport, Judgement, LayerReport};
 use crate::trace::save::{Run, Saver};
 use mla_numeric::DType;
-use mla_reference::{Accumulate, Contract, Form, Regime, Spec, Stage};
+use mla_reference::product::{Dense, Rows};
+use mla_reference::{Accumulate, Contract, Form, Regime, Spec, Stage, Weight, Weights};
 use ndarray::Array2;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -246,7 +248,8 @@ pub fn layer_with(
             ..Settings::default()
         };
         let recorder = saver.as_mut().map(|s| s as &mut dyn Recorder);
-        let judged = judge(&layer, &case, options, settings, engine, recorder, progress)?;
+        let others = Neighbours { model, index };
+        let judged = judge(&layer, &case, options, settings, engine, recorder, Some(&others), progress)?;
         (report.tensors, report.odd) = (judged.units, judged.odd);
         (report.gates, report.cumulative) = (judged.gates, judged.cumulative);
         report.verdict = overall(&report.tensors);
@@ -375,7 +378,33 @@ pub struct Judged {
     pub cumulative: Vec<Drift>,
 }
 
-/// Runs an engine into the judge, with the options' deliberate fault if there is one.
+/// The layers of a model beside one of them.
+pub struct Neighbours<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// The layer that is judged.
+    pub index: usize,
+}
+
+impl OtherLayers for Neighbours<'_> {
+    fn layers(&self) -> Vec<usize> {
+        let mut all: Vec<usize> = (0..self.model.blocks).filter(|l| *l != self.index).collect();
+        all.sort_by_key(|l| l.abs_diff(self.index));
+        all
+    }
+
+    fn with(&self, layer: usize, weight: Weight, f: &mut dyn FnMut(&dyn Rows)) {
+        let Ok(weights) = self.model.weights(layer) else { return };
+        if let Some(values) = weights.norm(weight) {
+            f(&Dense { data: values, cols: values.len() });
+        } else if let Some(m) = weights.matrix(weight) {
+            f(m);
+        }
+    }
+}
+
+/// Runs an engine into the judge, with the options' deliberate fault if there is one. `others`: the model's other layers.
+#[allow(clippy::too_many_arguments)]
 pub fn judge<'a>(
     layer: &'a Layer<'a>,
     case: &'a Case,
@@ -383,13 +412,15 @@ pub fn judge<'a>(
     settings: Settings,
     engine: &dyn Engine,
     recorder: Option<&'a mut dyn Recorder>,
+    others: Option<&'a dyn OtherLayers>,
     progress: &'a dyn Fn(&str),
 ) -> Result<Judged, CheckError> {
     let declared = engine.contract();
     let contract = options.contract.of(&declared)?;
     let settings = Settings { declared: (contract != declared).then_some(declared), ..settings };
-    let mut session =
-        Session::new(layer, case, &options.forms, contract, recorder, Box::new(progress)).with(settings);
+    let mut session = Session::new(layer, case, &options.forms, contract, recorder, Box::new(progress))
+        .with(settings)
+        .beside(others);
     let mut keep = KeepAll::new(options.cumulative, &mut session);
     let mut watch = Watch::new(&options.gates, layer, case, &options.forms, &contract, &mut keep);
     match &options.fault {

@@ -367,6 +367,7 @@ impl Bench<'_> {
             slacks: chain.view(self.id.form),
             seed: 0,
             wanted: None,
+            departure: None,
         };
         let t = &self.tensors[&self.id];
         let zeros = || Array2::<f64>::zeros((t.rows, t.cols));

@@ -539,6 +539,7 @@ fn a_fault_that_changes_nothing_is_not_called_clean() {
 #[test]
 fn what_cannot_be_is_refused_at_once() {
     refused(&run(GLM, &["--accumulate", "mma", "--dtype", "f32"]), "16-bit operands");
+    refused(&run(GLM, &["--accumulate", "mma", "--engine", "ptx"]), "accumulates as its kernels do");
 }
 
 /// The verdict of a run with a chosen contract, with what explains each unit that carries evidence.

@@ -241,7 +241,8 @@ fn llama_cpps_arrays_are_no_fault() {
         compare(&dump, &[&["--map", path.to_str().unwrap()], more].concat())
     };
     // Hugging Face's eps of the latent norms is another convention: said, not held against anybody.
-    let (exit, report) = changed(&|t| format!("convention = \"hf\"\n{t}"), &[]);
+    let (exit, report) =
+        changed(&|t| format!("convention = \"hf\"\n{}", t.replace("eps_latent = 1e-5\n", "")), &[]);
     assert_eq!((exit, report["verdict"].as_str()), (0, Some("convention-differs")), "{:?}", faults(&report));
     // Layer 1 has no arrays of attention; --layer stands before the map's.
     let before = |t: &str| t.lines().filter(|l| !l.contains("out = ")).collect::<Vec<_>>().join("\n");
@@ -254,7 +255,7 @@ fn llama_cpps_arrays_are_no_fault() {
         (1, vec!["kv_c_normed".to_string(), "absorbed/attn_out".to_string()])
     );
     // Another scale than the model's: said before any tensor is compared.
-    let (exit, report) = changed(&|t| t.replace("[tensors]", "[geometry]\nscale = 0.07\n[tensors]"), &[]);
+    let (exit, report) = changed(&|t| t.replace("scale = 0.0625", "scale = 0.07"), &[]);
     assert_eq!((exit, report["layers"][0]["scalars"][0]["name"].as_str()), (1, Some("scale")));
 }
 
@@ -286,4 +287,71 @@ fn wrong_input_is_exit_2_and_says_what_to_do() {
         assert_eq!(out.status.code(), Some(2), "{words}: {said}");
         assert!(said.contains(words) && said.contains("where: ") && said.contains("do: "), "{words}: {said}");
     }
+}
+
+/// Nobody knows which numbers an engine computed with unless somebody says so.
+#[test]
+fn geometry_is_said_or_taken_for_granted() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(fixture("llamacpp/map.toml")).unwrap();
+    let (head, rest) = text.split_once("[geometry]").unwrap();
+    let tensors = rest.split_once("[tensors]").unwrap().1;
+    let map = dir.path().join("map.toml");
+    std::fs::write(&map, format!("{head}[tensors]{tensors}")).unwrap();
+    let (model, dump) = (fixture(GLM), fixture("llamacpp/glm5dims.Q4_K_M.safetensors"));
+    let args =
+        ["compare", model.to_str().unwrap(), dump.to_str().unwrap(), "--map", map.to_str().unwrap(), "-q"];
+    let out = command(&args);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.code() == Some(2) && said.contains("--trust-geometry"), "{said}");
+    assert_eq!(command(&[&args[..], &["--trust-geometry"]].concat()).status.code(), Some(0));
+}
+
+/// A dump beside another one: each has its verdict, and what differs is counted.
+#[test]
+fn two_dumps_side_by_side() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    save(&a, &[]);
+    copy(&a, &b);
+    alter(&b, "fused.attn_out", |v, _| v[5] ^= 0x4000);
+    let (exit, report) = compare(&a, &["--other", b.to_str().unwrap()]);
+    assert_eq!(exit, 1);
+    let verdicts: Vec<&str> =
+        report["layers"].as_array().unwrap().iter().map(|l| l["verdict"].as_str().unwrap()).collect();
+    assert_eq!(verdicts, ["rounding", "fault"]);
+    for t in report["beside"][0]["tensors"].as_array().unwrap() {
+        let off = t["elements"].as_u64().unwrap() - t["same"].as_u64().unwrap();
+        let altered = t["tensor"] == "fused/attn_out";
+        assert_eq!(off, u64::from(altered), "{t}");
+        assert!(altered == (t["difference"].as_f64().unwrap() > 0.0), "{t}");
+    }
+}
+
+/// A log of norms: what agrees, what can't be, and no verdict of what norms can't show.
+#[test]
+fn norms_alone_are_taken_for_what_they_show() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("norms.txt");
+    let model = fixture(GLM);
+    let judged = |text: &str| {
+        std::fs::write(&log, text).unwrap();
+        let out = command(&["compare", model.to_str().unwrap(), log.to_str().unwrap(), "--format", "json"]);
+        let report: Value = serde_json::from_slice(&out.stdout).unwrap();
+        let said: Vec<String> =
+            report["said"].as_array().unwrap().iter().map(|s| s["text"].as_str().unwrap().into()).collect();
+        (out.status.code(), said)
+    };
+    // The norm of g_q in fixtures/hooks, by numpy: 16.6550.
+    let (exit, said) = judged("layer 0 q_a_layernorm.weight norm=16.655\nlayer 0 q norm=67.2270\n");
+    assert!(exit == Some(3) && said[0].contains("the file's whole weight"), "{said:?}");
+    let (exit, said) = judged("layer 0 q_a_layernorm.weight norm=19.0\n");
+    assert!(exit == Some(3) && said[0].contains("is neither"), "{said:?}");
+    assert_eq!(judged("layer 0 attn_out norm=nan\n").0, Some(1));
+    assert_eq!(judged("layer 0 attn_out norm=0.0\nlayer 0 attn_out norm=0.0\n").0, Some(1));
+    assert_eq!(judged("layer 0 attn_out norm=0.0\nlayer 0 attn_out norm=2.5\n").0, Some(3));
+    assert_eq!(judged("TP0 layer 0 kv_c norm=3\nTP1 layer 0 kv_c norm=4\n").0, Some(1));
+    std::fs::write(&log, "nothing").unwrap();
+    let out = command(&["compare", model.to_str().unwrap(), log.to_str().unwrap()]);
+    assert_eq!(out.status.code(), Some(2));
 }

@@ -408,3 +408,39 @@ fn the_command_needs_no_model() {
         assert!(err.contains(words) && err.contains("do: "), "{words}: {err}");
     }
 }
+
+/// An lse in base 2 is judged as one of base e is: not only its size, and not against the wrong base.
+#[test]
+fn an_lse_in_base_two_is_judged() {
+    let all: Vec<Output> = outputs();
+    for kernel in ["fi_ragged_fa3", "fi_mla_fa2"] {
+        let o = all.iter().find(|o| o.kernel == kernel && o.arrays.contains_key("lse")).unwrap();
+        let verdicts = |o: &Output, base: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("dump.safetensors");
+            let views = o
+                .arrays
+                .iter()
+                .map(|(n, b)| (*n, TensorView::new(b.dtype, b.shape.clone(), &b.bytes).unwrap()));
+            std::fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
+            let map = o.map().replace("base = \"two\"", &format!("base = \"{base}\""));
+            let report = compared(&path, &map).unwrap();
+            let of = |t| units(&report, t).iter().map(|u| u.verdict).collect::<Vec<_>>();
+            (of("lse"), of(o.output()))
+        };
+        assert_eq!(verdicts(o, "two"), (vec![Verdict::Rounding], vec![Verdict::Rounding]), "{kernel}");
+        assert_eq!(verdicts(o, "e").0, [Verdict::Fault], "{kernel}, as if of base e");
+        // Ten times what the row sum of cast P may move it by (2⁻⁹), a hundred times what float32 does.
+        let mut other = o.clone();
+        let lse = other.arrays.get_mut("lse").unwrap();
+        for b in lse.bytes.chunks_mut(4) {
+            let v = f32::from_le_bytes(b.try_into().unwrap());
+            b.copy_from_slice(&(v + 0.02).to_le_bytes());
+        }
+        assert_eq!(
+            verdicts(&other, "two"),
+            (vec![Verdict::Fault], vec![Verdict::Rounding]),
+            "{kernel}, moved"
+        );
+    }
+}

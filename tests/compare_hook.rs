@@ -91,8 +91,8 @@ fn axes(tensor: &str) -> Option<Vec<&'static str>> {
     })
 }
 
-/// What an honest engine computes: a run of the CPU engine, as two ranks would hold it.
-fn honest(form: &'static str, requests: &'static str) -> Captured {
+/// What an honest engine computes, a run of the CPU engine: tensors by name, and the slots of each request.
+fn computed(form: &str, requests: &str) -> (BTreeMap<String, Part>, Value) {
     let dir = tempfile::tempdir().unwrap();
     let model = fixture(GLM);
     let (model, to) = (model.to_str().unwrap(), dir.path().to_str().unwrap());
@@ -114,13 +114,19 @@ fn honest(form: &'static str, requests: &'static str) -> Captured {
         }
         all.insert(name, Part { array, axes, fired: 1, partial: false });
     }
+    let text = std::fs::read_to_string(dir.path().join("layer-0/manifest.json")).unwrap();
+    let manifest: Value = serde_json::from_str(&text).unwrap();
+    let slots = manifest["sequences"].as_array().unwrap().iter().map(|s| s["slots"].clone()).collect();
+    (all, slots)
+}
+
+/// The same as two ranks would hold it, the output taken at two places.
+fn honest(form: &'static str, requests: &'static str) -> Captured {
+    let (mut all, slots) = computed(form, requests);
     let out = all.remove("attn_out").unwrap();
     all.insert("attn_out@kernel".into(), out.clone());
     all.insert("attn_out@caller".into(), out);
     let ranks = (0..RANKS).map(|r| all.iter().map(|(n, p)| (n.clone(), p.of_rank(r))).collect()).collect();
-    let text = std::fs::read_to_string(dir.path().join("layer-0/manifest.json")).unwrap();
-    let manifest: Value = serde_json::from_str(&text).unwrap();
-    let slots = manifest["sequences"].as_array().unwrap().iter().map(|s| s["slots"].clone()).collect();
     Captured { form, requests, slots, ranks }
 }
 
@@ -401,7 +407,9 @@ fn dumps_of_the_adapter_are_diagnosed() {
         assert_eq!(faults(l), [], "{}", l["engine"]["name"]);
         assert!(unit(l, "attn_out@caller")["verdict"] == "exact" && unit(l, "out")["elements"] != 0);
     }
-    assert_eq!((exit, report["layers"].as_array().unwrap().len()), (Some(0), 2));
+    // Of six tokens and one not all is to be seen that is promised: no verdict of some tensors, and no fault of any.
+    assert!(matches!(exit, Some(0 | 3)), "{exit:?}");
+    assert_eq!(report["layers"].as_array().unwrap().len(), 2);
     for (name, tensor, words) in [
         ("permuted", "q_raw", ""),
         ("phantom", "attn_out@caller", "output written elsewhere"),
@@ -410,6 +418,169 @@ fn dumps_of_the_adapter_are_diagnosed() {
         let (exit, report) = of(name);
         let found = faults(&report["layers"][0]);
         assert_eq!(exit, Some(1), "{name}");
-        assert!(found[0].0 == tensor && found[0].1.contains(words), "{name}: {found:?}");
+        assert!(found.iter().any(|f| f.0 == tensor && f.1.contains(words)), "{name}: {found:?}");
+        // Where the attention never ran, all that it would have seen is missing; else nothing before is wrong.
+        assert!(found[0].0 == tensor || name == "deleted", "{name}: {found:?}");
+    }
+}
+
+/// Folders of the form in which engines' own dumpers write, by the built-in maps.
+#[test]
+fn built_in_maps_read_what_dumpers_write() {
+    let (absorbed, slots) = computed("absorbed", "20+1,70+1");
+    let (fused, _) = computed("fused", "0+5");
+    let slots: Vec<Value> =
+        slots.as_array().unwrap().iter().flat_map(|s| s.as_array().unwrap().clone()).collect();
+    let save = |path: &Path, arrays: &[(&str, Array)]| {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let views = arrays
+            .iter()
+            .map(|(n, a)| (*n, TensorView::new(dtype(a.stored), a.shape.clone(), &a.bytes).unwrap()));
+        std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+    };
+    // The stacked projection: q_a, then kv_a.
+    let stacked = |of: &BTreeMap<String, Part>| {
+        let (q, kv) = (&of["q_a"].array, &of["kv_a"].array);
+        let n = kv.shape[0];
+        let rows = q.bytes.chunks(q.bytes.len() / n).zip(kv.bytes.chunks(kv.bytes.len() / n));
+        let bytes = rows.flat_map(|(a, b)| [a, b].concat()).collect();
+        Array { stored: q.stored, shape: vec![n, q.shape[1] + kv.shape[1]], bytes }
+    };
+    // Columns of each row's heads, or of each row of the cache.
+    let columns = |a: &Array, width: usize, from: usize, to: usize, shape: Vec<usize>| {
+        let bytes = a.bytes.chunks(2 * width).flat_map(|h| h[2 * from..2 * to].to_vec()).collect();
+        Array { stored: a.stored, shape, bytes }
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for (folder, of, attention) in [("p0", &fused, "attn_mha"), ("p1", &absorbed, "attn_mqa")] {
+        let step = &folder[1..];
+        let out = if folder == "p0" { "attn_out" } else { "o_latent" };
+        let layer = |m: &str| format!("model.layers.0.{m}");
+        let arrays: Vec<(String, Array)> = vec![
+            (layer("input_layernorm.0"), of["attn_in"].array.clone()),
+            (layer("self_attn.fused_qkv_a_proj_with_mqa"), stacked(of)),
+            (layer("self_attn.q_a_layernorm"), of["q_a_normed"].array.clone()),
+            (layer("self_attn.q_b_proj"), of["q_raw"].array.clone()),
+            (layer("self_attn.kv_a_layernorm"), of["kv_c_normed"].array.clone()),
+            (layer(&format!("self_attn.{attention}")), of[out].array.clone()),
+        ];
+        let named: Vec<(&str, Array)> = arrays.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
+        save(&at(&format!("sglang/TP0_PP0_Rank0_pid7/Pass0000{step}.safetensors")), &named);
+        for (i, (name, array)) in arrays.iter().enumerate() {
+            let (name, tail) = match name.strip_suffix(".0") {
+                Some(_) => ("model.layers.0.self_attn".to_string(), "inputs.hidden_states"),
+                None => (name.clone(), "output"),
+            };
+            let file = format!(
+                "step={step}___rank=0___dump_index={i}___name=non_intrusive__{name}.{tail}___layer_id=0"
+            );
+            save(&at(&format!("dumper/{file}.safetensors")), &[("value", array.clone())]);
+        }
+    }
+    let (q, cache) = (&absorbed["q"].array, &absorbed["cache"].array);
+    let pages = cache.shape[0];
+    let inputs = [
+        ("arg_1", absorbed["q_latent"].array.clone()),
+        ("arg_2", columns(q, 256, 192, 256, vec![2, 4, 64])),
+        ("arg_3", columns(cache, 576, 0, 512, vec![pages, 64, 512])),
+        ("arg_4", columns(cache, 576, 512, 576, vec![pages, 64, 64])),
+    ];
+    save(&at("mla/inputs.safetensors"), &inputs);
+    let lse = |of: &BTreeMap<String, Part>| {
+        let of = &of["lse"].array;
+        let two = of.bytes.chunks(4).flat_map(|b| {
+            let v = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            ((f64::from(v) * std::f64::consts::LOG2_E) as f32).to_le_bytes()
+        });
+        Array { bytes: two.collect(), ..of.clone() }
+    };
+    save(
+        &at("mla/outputs.safetensors"),
+        &[("result_0", absorbed["o_latent"].array.clone()), ("result_1", lse(&absorbed))],
+    );
+    save(
+        &at("ragged/inputs.safetensors"),
+        &[
+            ("arg_1", fused["q"].array.clone()),
+            ("kwarg_k", fused["k"].array.clone()),
+            ("arg_3", fused["v"].array.clone()),
+        ],
+    );
+    save(
+        &at("ragged/outputs.safetensors"),
+        &[("result_0", fused["attn_out"].array.clone()), ("result_1", lse(&fused))],
+    );
+    let geometry =
+        "[geometry]\nheads = 4\nnope = 192\nrope = 64\nvalue = 256\nlatent = 512\nscale = 0.0625\n";
+    let cache_entry = format!(
+        "cache = {{ parts = [{{ name = 'inputs/arg_3', axes = ['page', 'slot', 'latent'] }}, {{ name = 'inputs/arg_4', axes = ['page', 'slot', 'rope'] }}], slots = {} }}",
+        Value::Array(slots)
+    );
+    let decode = "requests = ['20+1', '70+1']\nform = 'absorbed'";
+    let prefill = "requests = ['0+5']\nform = 'fused'";
+    for (base, folder, head, tensors, model, judged) in [
+        (
+            "sglang",
+            "sglang",
+            format!("{prefill}\nranks = 1"),
+            "",
+            true,
+            &["q_a", "q_a_normed", "q_raw", "kv_a"][..],
+        ),
+        (
+            "sglang",
+            "sglang",
+            format!("{decode}\nranks = 1\nstep = 1"),
+            "",
+            true,
+            &["q_a", "q_raw", "kv_c_normed"],
+        ),
+        (
+            "sglang-dumper",
+            "dumper",
+            format!("{prefill}\nranks = 1"),
+            "",
+            true,
+            &["q_a", "q_a_normed", "q_raw"],
+        ),
+        ("sglang-dumper", "dumper", format!("{decode}\nranks = 1\nstep = 1"), "", true, &["q_a", "kv_a"]),
+        (
+            "flashinfer-mla",
+            "mla",
+            format!("{decode}\nlse = {{ base = 'two' }}"),
+            &cache_entry,
+            false,
+            &["o_latent", "lse"],
+        ),
+        (
+            "flashinfer-ragged",
+            "ragged",
+            format!("{prefill}\nlse = {{ base = 'two' }}"),
+            "",
+            false,
+            &["attn_out", "lse"],
+        ),
+    ] {
+        let map = at("map.toml");
+        let text = format!(
+            "base = '{base}'\nengine = {{ backend = 'x', version = '1' }}\nlayer = 0\nconvention = 'vllm'\n{head}\n{geometry}[tensors]\n{tensors}\n"
+        );
+        std::fs::write(&map, text).unwrap();
+        let (file, dump) = (fixture(GLM), at(folder));
+        let mut args = vec!["compare"];
+        if model {
+            args.push(file.to_str().unwrap());
+        }
+        args.extend([dump.to_str().unwrap(), "--map", map.to_str().unwrap(), "--format", "json"]);
+        let out = command(&args);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        let report: Value =
+            serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{base}: {e}: {said}"));
+        let l = &report["layers"][0];
+        assert!(out.status.code() == Some(0) && faults(l).is_empty(), "{base}: {:?} {said}", faults(l));
+        for t in judged {
+            assert_ne!(unit(l, t)["elements"], 0, "{base}: {t}");
+        }
     }
 }

@@ -77,7 +77,7 @@ fn judged(path: &Path, (tag, nope, value): Module, lines: &str, change: &dyn Fn(
     };
     with_weights(spec, weights, |layer| {
         let mut capture = mapped::capture(&dump, &map, &layer.spec, 0).unwrap_or_else(|e| panic!("{e}"));
-        judge(layer, &mut capture, &Options::default(), Vec::new(), &|_| ()).unwrap().0
+        judge(layer, &mut capture, &Options::default(), Default::default(), &|_| ()).unwrap().0
     })
 }
 

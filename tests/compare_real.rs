@@ -36,7 +36,7 @@ fn judged_of(dump: &Path, spec: Spec, map: &str) -> Vec<Unit> {
     let dump = Dump::open(dump).unwrap();
     with_layer(spec, |layer| {
         let mut capture = mapped::capture(&dump, &map, &layer.spec, 0).unwrap_or_else(|e| panic!("{e}"));
-        judge(layer, &mut capture, &Options::default(), Vec::new(), &|_| ()).unwrap().0
+        judge(layer, &mut capture, &Options::default(), Default::default(), &|_| ()).unwrap().0
     })
 }
 

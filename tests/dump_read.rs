@@ -40,21 +40,34 @@ fn numpy_archives() {
     }
 }
 
+/// As Python writes it in the form of torch.save, and as PyTorch 2.15 does.
 #[test]
 fn torch_archives() {
-    let dump = Dump::open(&fixture("dump/small.pt")).unwrap();
-    assert_eq!(names(&dump), ["whole", "turned", "wide", "list.0", "state.w"]);
-    assert_eq!(values(&read(&dump, "whole")), counting(24));
-    // Element (i, j) of `turned` is 1 + 3i + 12j.
-    let turned = read(&dump, "turned");
-    assert_eq!(
-        (turned.shape.as_slice(), values(&turned)),
-        (&[4, 2][..], vec![1., 13., 4., 16., 7., 19., 10., 22.])
-    );
-    assert_eq!(values(&read(&dump, "wide")), [0.5, 3., 0.5, 3., 0.5, 3.]);
-    assert_eq!(read(&dump, "list.0").integers().unwrap(), [3, 1, 2]);
-    let w = read(&dump, "state.w");
-    assert_eq!((w.stored, values(&w)), (Stored::Float(DType::Bf16), vec![1., -2.5, 0.5, 3.]));
+    for file in ["dump/small.pt", "dump/torch.pt"] {
+        let dump = Dump::open(&fixture(file)).unwrap();
+        assert_eq!(names(&dump)[..5], ["whole", "turned", "wide", "list.0", "state.w"], "{file}");
+        assert_eq!(values(&read(&dump, "whole")), counting(24));
+        // Element (i, j) of `turned` is 1 + 3i + 12j.
+        let turned = read(&dump, "turned");
+        assert_eq!(
+            (turned.shape.as_slice(), values(&turned)),
+            (&[4, 2][..], vec![1., 13., 4., 16., 7., 19., 10., 22.])
+        );
+        assert_eq!(values(&read(&dump, "wide")), [0.5, 3., 0.5, 3., 0.5, 3.]);
+        assert_eq!(read(&dump, "list.0").integers().unwrap(), [3, 1, 2]);
+        let w = read(&dump, "state.w");
+        assert_eq!((w.stored, values(&w)), (Stored::Float(DType::Bf16), vec![1., -2.5, 0.5, 3.]));
+    }
+    let dump = Dump::open(&fixture("dump/torch.pt")).unwrap();
+    assert_eq!(names(&dump)[5..], ["f16", "e4m3", "i32", "empty", "scalar"]);
+    let f16 = read(&dump, "f16");
+    assert_eq!((f16.stored, values(&f16)), (Stored::Float(DType::F16), vec![1.5, -0.25]));
+    let e4m3 = read(&dump, "e4m3");
+    assert_eq!((e4m3.stored, values(&e4m3)), (Stored::Float(DType::E4m3), vec![1.0, -448.0]));
+    assert_eq!(read(&dump, "i32").integers().unwrap(), [-1, 2]);
+    assert_eq!(read(&dump, "empty").shape, [0, 3]);
+    let scalar = read(&dump, "scalar");
+    assert_eq!((scalar.shape.as_slice(), values(&scalar)), (&[][..], vec![2.5]));
 }
 
 #[test]
@@ -91,7 +104,8 @@ fn swallow(name: &str, bytes: &[u8]) {
     }
 }
 
-const FILES: [&str; 4] = ["dump/small.npz", "dump/stored.npz", "dump/small.pt", "dump/b.npy"];
+const FILES: [&str; 5] =
+    ["dump/small.npz", "dump/stored.npz", "dump/small.pt", "dump/torch.pt", "dump/b.npy"];
 
 fn bytes(file: &str) -> Vec<u8> {
     if file.ends_with(".npy") {

@@ -11,6 +11,7 @@ x and lse NaN, as it does in every kernel.
 */
 
 use crate::contract::{Contract, RowSum, Softmax};
+use crate::departure::Slip;
 use crate::key_stats::KeyStats;
 use crate::product::{Rows, Strided, product, weighted_sum};
 use ndarray::{Array2, ArrayView2, Axis, s};
@@ -109,6 +110,11 @@ impl Attended {
 
 /// Attends over `range`.
 pub fn attend(head: &Head, range: Range<usize>, contract: &Contract) -> Attended {
+    attend_as(head, range, contract, Slip::default())
+}
+
+/// The same with a slip that an engine may make.
+pub fn attend_as(head: &Head, range: Range<usize>, contract: &Contract, slip: Slip) -> Attended {
     let (rows, n) = (head.q.nrows(), range.len());
     let soft = &contract.softmax;
     let mut s = scores(head, range.clone());
@@ -117,19 +123,20 @@ pub fn attend(head: &Head, range: Range<usize>, contract: &Contract) -> Attended
     for (i, mut row) in s.rows_mut().into_iter().enumerate() {
         let seen = head.visible[i].saturating_sub(range.start).min(n);
         for (t, v) in row.iter_mut().enumerate() {
-            *v = if t < seen { scaled(*v, factor, contract) } else { f64::NEG_INFINITY };
+            let sees = t < seen && slip.gone.binary_search(&(range.start + t)).is_err();
+            *v = if sees { scaled(*v, factor, contract) } else { f64::NEG_INFINITY };
         }
     }
     let tiles = contract.tiles(0..n);
     let by = |many: usize| tiles.chunks(many).collect::<Vec<_>>();
     let values = part(&head.v, range.clone());
-    let own = if soft.normalised { normalised(&s, contract) } else { weights(&s, &by(1), contract) };
+    let own = if soft.normalised { normalised(&s, contract) } else { weights(&s, &by(1), contract, slip) };
     if !soft.pairs || soft.normalised {
         let x = weigh(own.a.view(), &values);
         let Weights { p, w, l, lse, .. } = own;
         return Attended { range, x, lse, s, p, w, l, upper: None, raw };
     }
-    let mut above = weights(&s, &by(2), contract);
+    let mut above = weights(&s, &by(2), contract, slip);
     // Both halves are divided by the one row sum.
     for i in 0..rows {
         let by = above.l[i] / own.l[i];
@@ -163,7 +170,7 @@ struct Weights {
 }
 
 /// Online softmax over groups of tiles, each group relative to the maximum so far.
-fn weights(s: &Array2<f64>, groups: &[&[Range<usize>]], contract: &Contract) -> Weights {
+fn weights(s: &Array2<f64>, groups: &[&[Range<usize>]], contract: &Contract, slip: Slip) -> Weights {
     let (rows, n) = s.dim();
     let (mut p, mut w) = (Array2::zeros((rows, n)), Array2::zeros((rows, n)));
     let (mut l, mut lse) = (vec![0.0; rows], vec![f64::NEG_INFINITY; rows]);
@@ -181,7 +188,7 @@ fn weights(s: &Array2<f64>, groups: &[&[Range<usize>]], contract: &Contract) -> 
             if m == f64::NEG_INFINITY && !nan {
                 continue;
             }
-            let weight = libm::exp(m - last);
+            let weight = if slip.no_rescale { 1.0 } else { libm::exp(m - last) };
             for t in group.iter().cloned().flatten() {
                 let e = libm::exp(s[[i, t]] - m);
                 let c = cast.map_or(e, |d| d.round(e));
@@ -203,7 +210,7 @@ fn weights(s: &Array2<f64>, groups: &[&[Range<usize>]], contract: &Contract) -> 
 fn normalised(s: &Array2<f64>, contract: &Contract) -> Weights {
     let all = 0..s.ncols();
     let uncast = Contract { softmax: Softmax { p: None, ..contract.softmax }, ..*contract };
-    let mut got = weights(s, &[std::slice::from_ref(&all)], &uncast);
+    let mut got = weights(s, &[std::slice::from_ref(&all)], &uncast, Slip::default());
     got.p.assign(&got.a);
     for (l, mut w) in got.l.iter_mut().zip(got.w.rows_mut()) {
         if *l != 0.0 {
@@ -251,18 +258,29 @@ pub struct Merged {
 /// Attends over splits and merges them. `ranges`: keys of the splits, those of [`Contract::split_ranges`] or what
 /// a scheduler dealt; empty ones don't count. A contract that normalises P first has no splits.
 pub fn attend_split(head: &Head, ranges: &[Range<usize>], contract: &Contract) -> Merged {
+    attend_split_as(head, ranges, contract, Slip::default(), 1.0)
+}
+
+/// The same with a slip in each part, and weights `W_s ∝ exp(power · lse_s)`.
+pub fn attend_split_as(
+    head: &Head,
+    ranges: &[Range<usize>],
+    contract: &Contract,
+    slip: Slip,
+    power: f64,
+) -> Merged {
     let mut ranges: Vec<Range<usize>> = ranges.iter().filter(|r| !r.is_empty()).cloned().collect();
     if contract.softmax.normalised || ranges.is_empty() {
         let end = ranges.iter().map(|r| r.end).max().unwrap_or(0);
         let whole = ranges.first().map_or(0, |r| r.start)..end;
         ranges = std::iter::once(whole).collect();
     }
-    let parts: Vec<Attended> = ranges.into_iter().map(|r| attend(head, r, contract)).collect();
+    let parts: Vec<Attended> = ranges.into_iter().map(|r| attend_as(head, r, contract, slip)).collect();
     let rows = head.q.nrows();
     let (mut weights, mut lse) = (Array2::zeros((parts.len(), rows)), vec![0.0; rows]);
     for (i, total) in lse.iter_mut().enumerate() {
         let own: Vec<f64> = parts.iter().map(|p| p.lse[i]).collect();
-        let (w, all) = merge_weights(&own);
+        let (w, all) = merge_weights_as(&own, power);
         weights.column_mut(i).iter_mut().zip(w).for_each(|(to, w)| *to = w);
         *total = all;
     }
@@ -335,12 +353,18 @@ pub fn weigh(a: ArrayView2<f64>, v: &Strided) -> Array2<f64> {
 ///
 /// Splits without a visible key (lse −∞) weigh nothing; if all are, lse is −∞.
 pub fn merge_weights(lse: &[f64]) -> (Vec<f64>, f64) {
+    merge_weights_as(lse, 1.0)
+}
+
+/// The same with weights `W_s ∝ exp(power · lse_s)`, as a wrong base of the logarithm makes them.
+pub fn merge_weights_as(lse: &[f64], power: f64) -> (Vec<f64>, f64) {
     let m = lse.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     if m == f64::NEG_INFINITY || m.is_nan() || lse.iter().any(|v| v.is_nan()) {
         let all = if lse.iter().any(|v| v.is_nan()) { f64::NAN } else { f64::NEG_INFINITY };
         return (vec![if all.is_nan() { all } else { 0.0 }; lse.len()], all);
     }
-    let w: Vec<f64> = lse.iter().map(|v| libm::exp(v - m)).collect();
+    let w: Vec<f64> =
+        lse.iter().map(|v| if *v == f64::NEG_INFINITY { 0.0 } else { libm::exp((v - m) * power) }).collect();
     let sum: f64 = w.iter().sum();
     (w.iter().map(|v| v / sum).collect(), m + libm::log(sum))
 }

@@ -9,8 +9,9 @@ themselves are the judge's business.
 Chunks keep memory flat: a stage's output never stands whole in float64 unless somebody collects it.
 */
 
-use crate::attention::{Attended, Head, Merged, attend, attend_split, merge_weights, part, strided};
+use crate::attention::{Attended, Head, Merged, attend_as, attend_split_as, merge_weights_as, part, strided};
 use crate::contract::{Accumulate, Contract};
+use crate::departure::{Departure, KeyList, Slip};
 use crate::elementwise::{block_norms, declared_table, normalise, rotate_cast, times_gamma};
 use crate::geometry::Spec;
 use crate::key_stats::KeyStats;
@@ -29,6 +30,8 @@ const TOKEN_CHUNK: usize = 1024;
 const COLUMN_CHUNK: usize = 2048;
 /// Rows of attention handled at once.
 const ROW_CHUNK: usize = 64;
+/// The same where only some rows are asked for.
+const FEW_ROWS: usize = 8;
 
 /// The weights of a layer, as matrices that products read.
 pub trait Weights: Sync {
@@ -169,6 +172,8 @@ pub struct Evaluator<'a> {
     pub source: &'a dyn Source,
     /// Rows and heads of an attention that are wanted, by the first row of a chunk and the head; None: all.
     pub wanted: Option<Wanted<'a>>,
+    /// In what attention departs from its formula; None: in nothing.
+    pub departure: Option<&'a Departure>,
 }
 
 /// Whether a chunk of an attention is wanted: first row of the stage's matrix, head.
@@ -203,10 +208,11 @@ impl Evaluator<'_> {
             Stage::K => self.keys(visit),
             Stage::V => {
                 let Some(w) = self.weights.matrix(Weight::WUv) else { return };
-                let mut latent = self.cache_rows(0..g.latent);
-                self.contract.operands.round(&mut latent);
-                for rows in row_chunks(latent.nrows(), TOKEN_CHUNK) {
-                    self.panels(latent.slice(s![rows.clone(), ..]), rows, w, visit);
+                let all = self.cache_rows(0..g.latent);
+                for rows in row_chunks(all.nrows(), TOKEN_CHUNK) {
+                    let mut latent = all.slice(s![rows.clone(), ..]).to_owned();
+                    let sums = self.operands(&mut latent);
+                    self.panels((latent.view(), sums.as_ref()), rows, w, visit);
                 }
             }
             Stage::QLatent => {
@@ -254,20 +260,34 @@ impl Evaluator<'_> {
         let Some(w) = self.weights.matrix(weight) else { return };
         for rows in row_chunks(self.plan.rows(stage), TOKEN_CHUNK) {
             let mut a = self.source.block(input, rows.clone(), 0..k);
-            self.contract.operands.round(&mut a);
-            self.panels(a.view(), rows, w, visit);
+            let sums = self.operands(&mut a);
+            self.panels((a.view(), sums.as_ref()), rows, w, visit);
         }
     }
 
     /// `a [rows, K] · [M, K]ᵀ`, a panel of columns at a time.
-    fn panels(&self, a: ArrayView2<f64>, rows: Range<usize>, w: &dyn Rows, visit: Visit) {
+    fn panels(&self, (a, sums): Left, rows: Range<usize>, w: &dyn Rows, visit: Visit) {
         let norms = self.norms(a);
         for cols in row_chunks(w.rows(), COLUMN_CHUNK) {
             let part = Part { inner: w, rows: cols.clone() };
             let product = multiply(a, &part, norms.as_ref());
-            let (x, terms) = product.terms(a, &part);
+            let (mut x, terms) = product.terms(a, &part);
+            add_sums(&mut x, sums, 0..a.nrows(), &part);
             visit(Chunk { rows: rows.clone(), cols, x, terms });
         }
+    }
+
+    /// Rounds the left side of a product as the contract says; what sums of its blocks add, where there are any.
+    fn operands(&self, a: &mut Array2<f64>) -> Option<Array2<f64>> {
+        let sums = self.contract.operands.sums(a);
+        self.contract.operands.round(a);
+        sums
+    }
+
+    /// Heads that are asked for.
+    fn some_heads(&self) -> Vec<usize> {
+        let asked = |h: &usize| self.departure.is_none_or(|d| d.only.head(*h));
+        (0..self.spec.geometry.heads).filter(asked).collect()
     }
 
     /// Norms of blocks of the left side, where a bound will ask for them.
@@ -285,16 +305,17 @@ impl Evaluator<'_> {
         visit: Visit,
     ) {
         let total = self.plan.rows(stage);
-        (0..self.spec.geometry.heads).into_par_iter().for_each(|h| {
+        self.some_heads().into_par_iter().for_each(|h| {
             let (which, range) = weight(h);
             let Some(w) = self.weights.matrix(which) else { return };
             let w = dense(w, range, false);
             let mut a = input(h);
-            self.contract.operands.round(&mut a);
+            let sums = self.operands(&mut a);
             for rows in row_chunks(total, TOKEN_CHUNK) {
                 let a = a.slice(s![rows.clone(), ..]);
                 let w = strided(&w);
-                let (x, terms) = multiply(a, &w, self.norms(a).as_ref()).terms(a, &w);
+                let (mut x, terms) = multiply(a, &w, self.norms(a).as_ref()).terms(a, &w);
+                add_sums(&mut x, sums.as_ref(), rows.clone(), &w);
                 visit(Chunk { rows, cols: h * width..(h + 1) * width, x, terms });
             }
         });
@@ -324,11 +345,15 @@ impl Evaluator<'_> {
         let cache = self.cache_rows(0..g.cache());
         for rows in row_chunks(cache.nrows(), TOKEN_CHUNK) {
             let mut latent = cache.slice(s![rows.clone(), ..g.latent]).to_owned();
-            self.contract.operands.round(&mut latent);
+            let sums = self.operands(&mut latent);
             let latent = latent.view();
             let norms = self.norms(latent);
             // A few heads at a time, so that the rows of the cache are laid out for the product less often.
+            let some = self.some_heads();
             for heads in row_chunks(g.heads, (COLUMN_CHUNK / g.nope).max(1)) {
+                if !heads.clone().any(|h| some.contains(&h)) {
+                    continue;
+                }
                 let mut lifted = Array2::zeros((heads.len() * g.nope, g.latent));
                 let parts: Vec<_> = lifted.axis_chunks_iter_mut(Axis(0), g.nope).zip(heads.clone()).collect();
                 parts.into_par_iter().for_each(|(mut part, h)| {
@@ -339,7 +364,8 @@ impl Evaluator<'_> {
                     let own = i * g.nope..(i + 1) * g.nope;
                     let at = h * g.key();
                     let w = part(&strided(&lifted), own.clone());
-                    let (x, terms) = product.columns(own).terms(latent, &w);
+                    let (mut x, terms) = product.columns(own).terms(latent, &w);
+                    add_sums(&mut x, sums.as_ref(), 0..latent.nrows(), &w);
                     visit(Chunk { rows: rows.clone(), cols: at..at + g.nope, x, terms });
                     let x = cache.slice(s![rows.clone(), g.latent..]).to_owned();
                     visit(Chunk {
@@ -356,7 +382,7 @@ impl Evaluator<'_> {
     fn rotate_q(&self, visit: Visit) {
         let g = &self.spec.geometry;
         let table = declared_table(&self.spec.rope, &self.plan.positions, self.contract);
-        (0..g.heads).into_par_iter().for_each(|h| {
+        self.some_heads().into_par_iter().for_each(|h| {
             let cols = h * g.key()..(h + 1) * g.key();
             let mut x = self.source.block(Stage::QRaw, 0..self.plan.tokens(), cols.clone());
             let mut size = Array2::zeros(x.dim());
@@ -422,7 +448,7 @@ impl Evaluator<'_> {
         let parts = matches!(stage, Stage::PartO | Stage::PartLse);
         let decode_rows = self.plan.decode_rows();
         let mut decode = 0;
-        for (_, seq, rows) in self.plan.attention_rows() {
+        for (sequence, seq, rows) in self.plan.attention_rows() {
             let index = decode;
             decode += usize::from(seq.phase() == Phase::Decode);
             if self.plan.is_split(seq.phase()) != parts || parts && seq.phase() != Phase::Decode {
@@ -431,41 +457,59 @@ impl Evaluator<'_> {
             let first = if parts { index } else { rows.start };
             let chunks = row_chunks(seq.tokens.len(), ROW_CHUNK);
             let wanted = |h: usize, i: usize| self.wanted.is_none_or(|w| w(first + i, h));
-            let heads: Vec<usize> = (0..self.spec.geometry.heads)
+            let heads: Vec<usize> = self
+                .some_heads()
+                .into_iter()
                 .filter(|h| chunks.iter().any(|c| wanted(*h, c.start)))
                 .collect();
             if heads.is_empty() {
                 continue;
             }
-            let cache = absorbed.then(|| self.gather(seq, 0..self.spec.geometry.cache()));
+            let read =
+                Read { sequence, seq, rows: rows.clone(), parts: parts.then_some((decode_rows, index)) };
+            let cache = absorbed.then(|| {
+                let all = self.gather(seq, 0..self.spec.geometry.cache());
+                match self.listed(sequence) {
+                    Some(list) => all.select(Axis(0), &list.source),
+                    None => all,
+                }
+            });
             let shared = KeyStats::default();
             let split = seq.phase() == Phase::Decode || self.contract.split_prefill;
             heads.into_par_iter().for_each(|h| {
                 let wanted = |i: usize| wanted(h, i);
-                self.attend_head(
-                    seq,
-                    h,
-                    cache.as_ref().map(|c| (c, &shared)),
-                    &wanted,
-                    &mut |tokens, head| {
-                        let whole = 0..head.visible.last().copied().unwrap_or(0);
-                        let splits = self.contract.split_ranges(seq.keys());
-                        if !parts && split && splits.len() > 1 {
-                            // The engine merges its splits itself: there are no partial results to read.
-                            let first = rows.start + tokens.start;
-                            self.visit_merged(stage, h, first..first + tokens.len(), &head, &splits, visit);
-                            return;
-                        }
-                        let ranges = if parts { splits } else { Vec::from([whole]) };
-                        for (split, range) in ranges.into_iter().enumerate() {
-                            let first =
-                                if parts { split * decode_rows + index } else { rows.start + tokens.start };
-                            self.visit_attended(stage, h, first..first + tokens.len(), &head, range, visit);
-                        }
-                    },
-                );
+                let shared = cache.as_ref().map(|c| (c, &shared));
+                self.attend_head(&read, h, shared, &wanted, &mut |tokens, head| {
+                    let whole = 0..head.visible.last().copied().unwrap_or(0);
+                    let splits = self.contract.split_ranges(head.k.rows);
+                    let slip = self.slip(sequence);
+                    if !parts && split && splits.len() > 1 {
+                        // The engine merges its splits itself: there are no partial results to read.
+                        let first = rows.start + tokens.start;
+                        let to = first..first + tokens.len();
+                        self.visit_merged(stage, h, to, (&head, slip), &splits, visit);
+                        return;
+                    }
+                    let ranges = if parts { splits } else { Vec::from([whole]) };
+                    for (split, range) in ranges.into_iter().enumerate() {
+                        let first =
+                            if parts { split * decode_rows + index } else { rows.start + tokens.start };
+                        let to = first..first + tokens.len();
+                        self.visit_attended(stage, h, to, (&head, slip), range, visit);
+                    }
+                });
             });
         }
+    }
+
+    /// Keys of a sequence as they are read, where that is not in order.
+    fn listed(&self, sequence: usize) -> Option<&KeyList> {
+        self.departure.and_then(|d| d.list(sequence))
+    }
+
+    /// What an attention over a sequence does wrong.
+    fn slip(&self, sequence: usize) -> Slip<'_> {
+        self.departure.map_or(Slip::default(), |d| Slip { gone: d.gone(sequence), no_rescale: d.no_rescale })
     }
 
     fn visit_attended(
@@ -473,11 +517,11 @@ impl Evaluator<'_> {
         stage: Stage,
         h: usize,
         rows: Range<usize>,
-        head: &Head,
+        (head, slip): (&Head, Slip),
         range: Range<usize>,
         visit: Visit,
     ) {
-        let attended = attend(head, range, self.contract);
+        let attended = attend_as(head, range, self.contract, slip);
         let lse = matches!(stage, Stage::Lse | Stage::PartLse);
         let (x, width) = if lse {
             let column = Array2::from_shape_vec((rows.len(), 1), attended.lse.clone());
@@ -494,11 +538,11 @@ impl Evaluator<'_> {
         stage: Stage,
         h: usize,
         rows: Range<usize>,
-        head: &Head,
+        (head, slip): (&Head, Slip),
         splits: &[Range<usize>],
         visit: Visit,
     ) {
-        let merged = attend_split(head, splits, self.contract);
+        let merged = attend_split_as(head, splits, self.contract, slip, self.merge_power());
         let lse = stage == Stage::Lse;
         let x = if lse {
             Array2::from_shape_vec((rows.len(), 1), merged.lse.clone()).unwrap_or_default()
@@ -509,27 +553,47 @@ impl Evaluator<'_> {
         visit(Chunk { rows, cols, x, terms: Terms::Split { merged: &merged, head, lse } });
     }
 
+    fn merge_power(&self) -> f64 {
+        self.departure.map_or(1.0, |d| d.merge_power)
+    }
+
     /// Calls `f` with the queries, keys and values of a head of a sequence, a few rows at a time: those whose first row,
     /// counted within the sequence, is wanted.
     fn attend_head(
         &self,
-        seq: &Sequence,
+        read: &Read,
         h: usize,
         cache: Option<(&Array2<f64>, &KeyStats)>,
         wanted: &dyn Fn(usize) -> bool,
         f: &mut dyn FnMut(Range<usize>, Head),
     ) {
-        let g = &self.spec.geometry;
+        let (g, seq) = (&self.spec.geometry, read.seq);
         let (mut k, mut v) = (Array2::zeros((0, 0)), Array2::zeros((0, 0)));
         let own = KeyStats::default();
         if cache.is_none() {
             let rows = self.plan.key_rows().find(|(_, s, _)| std::ptr::eq(*s, seq)).map_or(0..0, |r| r.2);
             k = self.source.block(Stage::K, rows.clone(), h * g.key()..(h + 1) * g.key());
             v = self.source.block(Stage::V, rows, h * g.value..(h + 1) * g.value);
+            if let Some(list) = self.listed(read.sequence) {
+                (k, v) = (k.select(Axis(0), &list.source), v.select(Axis(0), &list.source));
+            }
         }
-        for tokens in row_chunks(seq.tokens.len(), ROW_CHUNK).into_iter().filter(|c| wanted(c.start)) {
+        let gain = self.departure.and_then(|d| d.value_gain.get(h)).copied().filter(|f| *f != 1.0);
+        if let Some(gain) = gain {
+            v = cache.map_or(v, |(c, _)| c.slice(s![.., ..g.latent]).to_owned());
+            v.mapv_inplace(|v| v * gain);
+        }
+        let size = if read.few(self.departure) { FEW_ROWS } else { ROW_CHUNK };
+        for tokens in row_chunks(seq.tokens.len(), size).into_iter().filter(|c| wanted(c.start)) {
+            if !read.asked(self.departure, &tokens) {
+                continue;
+            }
             let rows = seq.tokens.start + tokens.start..seq.tokens.start + tokens.end;
-            let visible: Vec<usize> = tokens.clone().map(|i| seq.visible(i)).collect();
+            let seen = |i| match self.departure {
+                None => seq.visible(i),
+                Some(d) => d.visible(read.sequence, seq.visible(i), seq.keys()),
+            };
+            let visible: Vec<usize> = tokens.clone().map(seen).collect();
             let scale = self.spec.scale;
             let q = self.source.block(Stage::Q, rows.clone(), h * g.key()..(h + 1) * g.key());
             match cache {
@@ -542,7 +606,11 @@ impl Evaluator<'_> {
                     let latent = self.source.block(Stage::QLatent, rows, h * g.latent..(h + 1) * g.latent);
                     lifted.slice_mut(s![.., ..g.latent]).assign(&latent);
                     lifted.slice_mut(s![.., g.latent..]).assign(&q.slice(s![.., g.nope..]));
-                    let (k, v) = (strided(c), Strided { cols: g.latent, ..strided(c) });
+                    let k = strided(c);
+                    let (v, stats) = match gain {
+                        None => (Strided { cols: g.latent, ..k }, stats),
+                        Some(_) => (strided(&v), &own),
+                    };
                     f(tokens, Head { q: lifted.view(), k, v, visible: &visible, scale, stats });
                 }
             }
@@ -565,13 +633,13 @@ impl Evaluator<'_> {
         let lse = stage == Stage::Lse;
         let width = if absorbed { g.latent } else { g.value };
         let part_lse = self.source.block(Stage::PartLse, 0..splits * decode_rows, 0..g.heads);
-        (0..g.heads).into_par_iter().for_each(|h| {
+        self.some_heads().into_par_iter().for_each(|h| {
             let cols = h * width..(h + 1) * width;
             let part_o =
                 (!lse).then(|| self.source.block(Stage::PartO, 0..splits * decode_rows, cols.clone()));
             for (i, &row) in rows.iter().enumerate() {
                 let l: Vec<f64> = (0..splits).map(|s| part_lse[[s * decode_rows + i, h]]).collect();
-                let (w, total) = merge_weights(&l);
+                let (w, total) = merge_weights_as(&l, self.merge_power());
                 let apart = |(v, w): (&f64, &f64)| if *w > 0.0 { (v - total).abs() } else { 0.0 };
                 let spread = vec![l.iter().zip(&w).map(apart).fold(0.0, f64::max)];
                 let (x, size, cols) = match &part_o {
@@ -598,9 +666,54 @@ impl Evaluator<'_> {
     }
 }
 
+/// What one sequence's attention reads and writes.
+struct Read<'a> {
+    sequence: usize,
+    seq: &'a Sequence,
+    /// Its rows of attention.
+    rows: Range<usize>,
+    /// Decode rows of the plan and its own among them, where splits are rows of their own.
+    parts: Option<(usize, usize)>,
+}
+
+impl Read<'_> {
+    /// Whether only some rows are asked for.
+    fn few(&self, departure: Option<&Departure>) -> bool {
+        departure.is_some_and(|d| !d.only.rows.is_empty())
+    }
+
+    /// Whether any of these tokens is asked for.
+    fn asked(&self, departure: Option<&Departure>, tokens: &Range<usize>) -> bool {
+        let Some(only) = departure.map(|d| &d.only).filter(|o| !o.rows.is_empty()) else { return true };
+        match self.parts {
+            Some((rows, index)) => only.rows.iter().skip(index).step_by(rows.max(1)).any(|r| *r),
+            None => only.any(self.rows.start + tokens.start..self.rows.start + tokens.end),
+        }
+    }
+}
+
 /// `0..n` in pieces of at most `size`.
 pub fn row_chunks(n: usize, size: usize) -> Vec<Range<usize>> {
     (0..n).step_by(size.max(1)).map(|a| a..(a + size).min(n)).collect()
+}
+
+/// The left side of a product, rounded, and what sums of its blocks add.
+type Left<'a> = (ArrayView2<'a, f64>, Option<&'a Array2<f64>>);
+
+/// Adds Σ over blocks of (s − d·Σq) times the smallest weight of the block ([`crate::operands`]); `rows`: which of `sums`.
+fn add_sums(x: &mut Array2<f64>, sums: Option<&Array2<f64>>, rows: Range<usize>, w: &dyn Rows) {
+    let Some(sums) = sums else { return };
+    let sums = sums.slice(s![rows, ..]);
+    let block = w.cols() / sums.ncols().max(1);
+    for (j, mut column) in x.columns_mut().into_iter().enumerate() {
+        let row = dense(w, j..j + 1, false);
+        let least =
+            |b: usize| row.slice(s![0, b * block..(b + 1) * block]).fold(f64::INFINITY, |m, v| m.min(*v));
+        let least: Vec<f64> = (0..sums.ncols()).map(least).collect();
+        for (x, sums) in column.iter_mut().zip(sums.rows()) {
+            *x += sums.iter().zip(&least).map(|(s, m)| s * m).sum::<f64>();
+        }
+    }
 }
 
 /// a · wᵀ with what its bounds and noise need; all but `x` empty where nobody asked.

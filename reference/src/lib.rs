@@ -16,6 +16,7 @@ assert_eq!(Weight::WUk.row().gguf, "attn_k_b.weight");
 
 pub mod attention;
 pub mod contract;
+pub mod departure;
 pub mod dequant;
 pub mod elementwise;
 pub mod evaluate;
@@ -30,6 +31,7 @@ pub mod rows;
 pub mod stage;
 
 pub use contract::{Accumulate, Contract, LseBase, RopeAngle, RowSum, Softmax, Splits, TileOrder};
+pub use departure::{Departure, KeyList, Mask, Only};
 pub use evaluate::{Chunk, Evaluator, Source, Terms, Weights};
 pub use geometry::{Geometry, Pairing, Rope, Spec, Temperature};
 pub use ggml::GgmlType;

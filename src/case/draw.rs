@@ -257,6 +257,7 @@ impl Own {
             contract: &contract,
             source: &kept,
             wanted: None,
+            departure: None,
         };
         for stage in Stage::ALL.iter().copied().filter(|s| *s < Stage::Cache && s.exists(&g)) {
             let width = few.shape(stage, None, &g).iter().skip(1).product();

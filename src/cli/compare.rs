@@ -4,12 +4,13 @@ use super::norms;
 use super::out::{Failure, Output};
 use super::run::{self, AttentionArg};
 use crate::compare::map::{Map, MapContract, nearest};
-use crate::compare::{self, Capture, Options, hook, mapped, saved};
+use crate::compare::{self, Capture, Options, beside, hook, mapped, saved};
 use crate::judge::{Ask, Budget, Verdict};
 use crate::kernel_case;
 use crate::model::{Model, Reading};
 use crate::report::{ModelReport, Report};
 use crate::trace::read::Dump;
+use crate::trace::{Tensor, TensorId};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -59,6 +60,12 @@ pub struct CompareArgs {
     /// Take it for granted that the engine computed with the model's numbers, where the map has no [geometry]
     #[arg(long)]
     trust_geometry: bool,
+    /// Another engine's dump of the same layer: judged as well, and shown side by side
+    #[arg(long, value_name = "DUMP", conflicts_with = "case")]
+    other: Option<PathBuf>,
+    /// The map of --other
+    #[arg(long, value_name = "FILE.toml", requires = "other")]
+    other_map: Option<PathBuf>,
     /// Layer of the dump, instead of the map's; of a saved run: which of its layers
     #[arg(long, value_name = "N")]
     layer: Option<usize>,
@@ -98,7 +105,7 @@ impl CompareArgs {
     /// Repeats one layer of a comparison until `ask` has its answer; nothing is printed or written.
     pub(super) fn ask(mut self, layer: usize, ask: Ask, progress: &dyn Fn(&str)) -> Result<(), Failure> {
         self.layer = Some(layer);
-        exists(&self)?;
+        exists(self.dump())?;
         let options = self.options(Some(ask));
         progress("reading the dump");
         let Some(model) = self.model() else {
@@ -108,7 +115,7 @@ impl CompareArgs {
             return run::answered(compare::bare::layer(spec, layer, capture, &options, progress));
         };
         let model = Model::open(model).map_err(Failure::input)?;
-        for w in wanted(&self)? {
+        for w in wanted(&self, self.dump(), self.map.as_deref())? {
             let capture = (w.read)(&model)?;
             run::answered(compare::layer(&model, w.layer, &w.reading, capture, &options, progress))?;
         }
@@ -133,9 +140,13 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
     }
     run::threads(args.threads)?;
     let Some(model) = args.model() else { return bare(args, out) };
-    exists(args)?;
+    exists(args.dump())?;
     let log = norms::is_log(args.dump()) && args.map.is_none();
-    let wanted = if log { Vec::new() } else { wanted(args)? };
+    let mut wanted_all = if log { Vec::new() } else { wanted(args, args.dump(), args.map.as_deref())? };
+    let first = wanted_all.len();
+    if let Some(other) = &args.other {
+        wanted_all.extend(wanted(args, other, args.other_map.as_deref())?);
+    }
     let model = Model::open(model).map_err(Failure::input)?;
     for w in model.gguf().warnings() {
         out.warn(&w.to_string());
@@ -144,7 +155,7 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
         return norms::main(&model, args.dump(), args.layer, args.bisect, out);
     }
     let options = args.options(None);
-    let convention = wanted.first().map_or("hf", |w| w.reading.convention.name());
+    let convention = wanted_all.first().map_or("hf", |w| w.reading.convention.name());
     let mut report = Report {
         schema: "mla-check.compare/1",
         version: env!("CARGO_PKG_VERSION"),
@@ -158,12 +169,14 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
             None => "read by its manifest".into(),
         },
         layers: Vec::new(),
+        beside: Vec::new(),
         not_judged: Vec::new(),
         command: run::command(),
     };
     let mut left_out = Vec::new();
     let mut broken = None;
-    for w in wanted {
+    let mut kept: Vec<Kept> = Vec::new();
+    for w in wanted_all {
         let bar = out.progress(0);
         bar.set_message("reading the dump");
         // First, whether there is such a layer: names of arrays may hold its number.
@@ -174,6 +187,9 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
                 if !left_out.contains(&what) {
                     left_out.push(what);
                 }
+            }
+            if args.other.is_some() {
+                kept.push((w.layer, capture.engine.name.to_string(), capture.tensors.clone()));
             }
             compare::layer(&model, w.layer, &w.reading, capture, &options, &|what| {
                 bar.set_message(what.to_string())
@@ -190,6 +206,7 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
             }
         }
     }
+    report.beside = side_by_side(&kept, first);
     if let Some(e) = broken.take_if(|_| report.layers.is_empty()) {
         return Err(e);
     }
@@ -197,9 +214,31 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
     run::emit(report, broken, &args.report, args.bisect, out)
 }
 
+/// Layer, engine and tensors of a capture.
+type Kept = (usize, String, Vec<(TensorId, Tensor)>);
+
+/// Captures of the second dump, from `first` on, beside those of the first: of the same layer and with tensors of the same name, in
+/// their order.
+fn side_by_side(kept: &[Kept], first: usize) -> Vec<beside::Pair> {
+    let (a, b) = kept.split_at(first.min(kept.len()));
+    let mut taken = vec![false; b.len()];
+    let mut pairs = Vec::new();
+    for (layer, engine, tensors) in a {
+        let common = |t: &[(TensorId, Tensor)]| {
+            t.iter().any(|(id, _)| id.form.is_some() && tensors.iter().any(|o| o.0 == *id))
+        };
+        let Some(i) = (0..b.len()).find(|i| !taken[*i] && b[*i].0 == *layer && common(&b[*i].2)) else {
+            continue;
+        };
+        taken[i] = true;
+        pairs.push(beside::pair(*layer, [engine.clone(), b[i].1.clone()], tensors, &b[i].2));
+    }
+    pairs
+}
+
 /// Judges a dump without a model.
 fn bare(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
-    exists(args)?;
+    exists(args.dump())?;
     let (map, read_by) = bare_map(args)?;
     let dump = Dump::open(args.dump()).map_err(Failure::input)?;
     let layer = args.layer.or(map.layer).unwrap_or(0);
@@ -222,6 +261,7 @@ fn bare(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
         convention: "none",
         engine_choice: read_by,
         layers: Vec::from([judged.map_err(run::failure)?]),
+        beside: Vec::new(),
         not_judged: compare::not_judged(&left_out),
         command: run::command(),
     };
@@ -239,26 +279,26 @@ fn bare_map(args: &CompareArgs) -> Result<(Map, String), Failure> {
         return Err(Failure::Input(format!(
             "without a model nothing says what the dump's widths are\n  where: {}\n  do: pass --map FILE.toml with a complete [geometry] (docs/dumps.md), or name the model file before the dump{}",
             args.dump().display(),
-            arrays(args)
+            arrays(args.dump())
         )));
     })
 }
 
 /// Whether there is a dump at all.
-fn exists(args: &CompareArgs) -> Result<(), Failure> {
-    if args.dump().exists() {
+fn exists(dump: &Path) -> Result<(), Failure> {
+    if dump.exists() {
         return Ok(());
     }
     Err(Failure::Input(format!(
         "there is no such file or folder\n  where: {}\n  do: check the path of the dump",
-        args.dump().display()
+        dump.display()
     )))
 }
 
 /// The layers to judge, by a map or by the manifests of a saved run.
-fn wanted(args: &CompareArgs) -> Result<Vec<Wanted>, Failure> {
-    exists(args)?;
-    if let Some(path) = &args.map {
+fn wanted(args: &CompareArgs, dump: &Path, map: Option<&Path>) -> Result<Vec<Wanted>, Failure> {
+    exists(dump)?;
+    if let Some(path) = map {
         let map = Map::read(path).map_err(Failure::input)?;
         let Some(layer) = args.layer.or(map.layer) else {
             return Err(Failure::Input(format!(
@@ -272,31 +312,31 @@ fn wanted(args: &CompareArgs) -> Result<Vec<Wanted>, Failure> {
                 path.display()
             )));
         }
-        return Ok(vec![of_map(args, map, layer)]);
+        return Ok(vec![of_map(dump, map, layer)]);
     }
-    if let Some(mut maps) = hook::maps(args.dump()).map_err(Failure::input)? {
+    if let Some(mut maps) = hook::maps(dump).map_err(Failure::input)? {
         let layers: Vec<usize> = maps.iter().filter_map(|m| m.layer).collect();
         maps.retain(|m| args.layer.is_none_or(|l| m.layer == Some(l)));
         if maps.is_empty() {
-            return Err(not_there(args, &layers, "dumped"));
+            return Err(not_there(args, dump, &layers, "dumped"));
         }
         return Ok(maps
             .into_iter()
             .map(|m| (m.layer.unwrap_or(0), m))
-            .map(|(l, m)| of_map(args, m, l))
+            .map(|(l, m)| of_map(dump, m, l))
             .collect());
     }
-    let Some(mut saved) = saved::open(args.dump()).map_err(Failure::input)? else {
+    let Some(mut saved) = saved::open(dump).map_err(Failure::input)? else {
         return Err(Failure::Input(format!(
             "nothing says which array of the dump is which tensor\n  where: {}\n  do: pass --map FILE.toml (docs/dumps.md), or name a folder that `mla-check run --save` wrote{}",
-            args.dump().display(),
-            arrays(args)
+            dump.display(),
+            arrays(dump)
         )));
     };
     let layers: Vec<usize> = saved.iter().map(|s| s.layer()).collect();
     saved.retain(|s| args.layer.is_none_or(|l| s.layer() == l));
     if saved.is_empty() {
-        return Err(not_there(args, &layers, "saved"));
+        return Err(not_there(args, dump, &layers, "saved"));
     }
     let wanted = |s: saved::Saved| Wanted {
         layer: s.layer(),
@@ -307,9 +347,9 @@ fn wanted(args: &CompareArgs) -> Result<Vec<Wanted>, Failure> {
 }
 
 /// A layer that a map reads.
-fn of_map(args: &CompareArgs, map: Map, layer: usize) -> Wanted {
+fn of_map(dump: &Path, map: Map, layer: usize) -> Wanted {
     let reading = Reading { convention: map.convention(), norm_eps: map.norm_eps };
-    let dump = args.dump().to_path_buf();
+    let dump = dump.to_path_buf();
     let read = move |model: &Model| {
         let dump = Dump::open(&dump).map_err(Failure::input)?;
         mapped::capture(&dump, &map, &model.spec(&reading), layer).map_err(Failure::input)
@@ -318,21 +358,21 @@ fn of_map(args: &CompareArgs, map: Map, layer: usize) -> Wanted {
 }
 
 /// The layer that was asked for is none of the dump's.
-fn not_there(args: &CompareArgs, layers: &[usize], how: &str) -> Failure {
+fn not_there(args: &CompareArgs, dump: &Path, layers: &[usize], how: &str) -> Failure {
     let mut layers = layers.to_vec();
     layers.sort_unstable();
     layers.dedup();
     Failure::Input(format!(
         "layer {} was not {how}\n  where: {}\n  do: choose among {}",
         args.layer.unwrap_or(0),
-        args.dump().display(),
+        dump.display(),
         crate::model::list(&layers)
     ))
 }
 
 /// What the dump holds, for whoever is about to write a map.
-fn arrays(args: &CompareArgs) -> String {
-    let Ok(dump) = Dump::open(args.dump()) else { return String::new() };
+fn arrays(dump: &Path) -> String {
+    let Ok(dump) = Dump::open(dump) else { return String::new() };
     let names: Vec<&str> = dump.entries().iter().map(|e| e.name.as_str()).collect();
     let shown = nearest("", &names);
     format!(

@@ -221,11 +221,13 @@ fn read(path: &Path) -> Result<Report, (String, &'static str)> {
 
 /// The layer that is meant.
 fn layer<'r>(args: &ExplainArgs, report: &'r Report) -> Result<&'r Layer, Wrong> {
-    let all: Vec<usize> = report.layers.iter().map(|l| l.layer).collect();
+    let mut all: Vec<usize> = report.layers.iter().map(|l| l.layer).collect();
+    // Of `compare --other` each layer is there twice; the first is the dump's.
+    all.sort_unstable();
+    all.dedup();
     let names = crate::model::list(&all);
-    match (args.layer, report.layers.as_slice()) {
+    match (args.layer.or(all.first().copied().filter(|_| all.len() == 1)), report.layers.as_slice()) {
         (_, []) => Err(("the report has no layer".into(), "make a new one".into())),
-        (None, [one]) => Ok(one),
         (None, _) => Err((format!("the report has layers {names}"), "pass --layer N".into())),
         (Some(n), layers) => layers
             .iter()

@@ -161,10 +161,15 @@ pub(super) enum RegimeArg {
     Peaked,
 }
 
+/// Whether no GPU is a failure.
+fn gpu_required() -> bool {
+    std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1")
+}
+
 impl EngineArg {
     /// The engine, and why it is this one.
     pub(super) fn kind(self) -> Result<(EngineKind, String), Failure> {
-        let required = std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1");
+        let required = gpu_required();
         let asked = "chosen by --engine".to_string();
         Ok(match self {
             EngineArg::Cpu => (EngineKind::Cpu, asked),
@@ -292,6 +297,7 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
         convention: if args.convention == Convention::Auto { "hf (auto)" } else { args.convention.name() },
         engine_choice: choice,
         layers: Vec::new(),
+        beside: Vec::new(),
         not_judged: not_judged(&options),
         command: command(),
     };
@@ -408,7 +414,27 @@ pub(super) fn failure(e: CheckError) -> Failure {
 }
 
 fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
-    let (engine, choice) = args.engine.kind()?;
+    let (engine, choice) = match args.engine.kind()? {
+        // `auto` takes what can compute what was asked for.
+        (EngineKind::Cuda, _)
+            if args.engine == EngineArg::Auto && args.dtype != DtypeArg::Bf16 && args.kernels.is_none() =>
+        {
+            let why = format!("the kernels compute in bf16, not in {}", args.dtype.dtype());
+            if gpu_required() {
+                return Err(Failure::Unavailable(format!(
+                    "{why}\n  where: MLA_CHECK_REQUIRE_GPU=1\n  do: pass --dtype bf16, or --engine cpu"
+                )));
+            }
+            (EngineKind::Cpu, format!("chosen because {why}"))
+        }
+        chosen => chosen,
+    };
+    if args.accumulate == AccumulateKind::Mma && engine != EngineKind::Cpu {
+        return Err(Failure::Input(format!(
+            "engine {} accumulates as its kernels do\n  where: --accumulate mma\n  do: pass --engine cpu, or leave it out",
+            engine.name()
+        )));
+    }
     if args.accumulate == AccumulateKind::Mma && args.dtype == DtypeArg::F32 {
         return Err(Failure::Input(
             "a tensor core has 16-bit operands\n  where: --accumulate mma --dtype f32\n  do: pass --dtype bf16 or f16, or --accumulate rn".into(),

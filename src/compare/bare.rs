@@ -8,7 +8,7 @@ needs a model: norms, projections and rotations have weights and tables that no 
 
 use super::map::{Map, Target};
 use super::mapped;
-use super::{Capture, CompareError, Options, judged};
+use super::{Beside, Capture, CompareError, Options, judged};
 use crate::check::CheckError;
 use crate::judge::Which;
 use crate::model::{Layer, Layout};
@@ -152,7 +152,8 @@ pub fn layer(
     let g = spec.geometry;
     let taken = Taken(values.iter().map(|(w, v)| (*w, Dense { data: v, cols: w.matrix(&g).1 })).collect());
     let layer = Layer { index, spec, weights: &taken };
-    let mut report = judged(&layer, Vec::new(), Layout::Split, capture, options, Vec::new(), progress)?;
+    let mut report =
+        judged(&layer, Vec::new(), Layout::Split, capture, options, Beside::default(), progress)?;
     // What needs a model is no gap of the dump.
     report.tensors.retain(|u| {
         !u.uncaptured

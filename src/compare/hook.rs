@@ -260,6 +260,10 @@ fn capture(m: &Manifest, of: &[&Captured], ranks: &Ranks, dir: &Path) -> Result<
     }
     for (name, written) in &c.tensors {
         let target = map::target(name, &place)?;
+        // All of q holds its rotated columns.
+        if target == Target::QPe && c.tensors.get("q").is_some_and(Written::there) {
+            continue;
+        }
         let silent: Vec<usize> = ranks
             .present
             .iter()

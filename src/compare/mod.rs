@@ -9,6 +9,7 @@ judge, report.
 
 pub mod arrange;
 pub mod bare;
+pub mod beside;
 pub mod heads;
 pub mod hook;
 pub mod map;
@@ -18,8 +19,9 @@ mod points;
 pub mod saved;
 
 use crate::case::Case;
-use crate::check::{CheckError, other_conventions};
+use crate::check::{CheckError, Neighbours, other_conventions};
 use crate::engine::{Description, Sink};
+use crate::judge::cause::weight::OtherLayers;
 use crate::judge::{Ask, Budget, ScalarDifference, Session, Settings, Unit, Verdict, Which, overall, starts};
 use crate::model::{Layer, Layout, Model, Reading, Stored};
 use crate::report::{CaseReport, Judgement, LayerReport};
@@ -119,8 +121,8 @@ pub fn scalars(
                 format!("the nearest are {}", map::nearest(&name, &names).join(", ")),
             ));
         };
-        // Ten digits: maps are written by hand.
-        if (engine - reference).abs() > 1e-10 * reference.abs() {
+        // Files hold float32, configurations what somebody wrote: one is the other, rounded.
+        if (engine - reference).abs() > mla_numeric::U * reference.abs() {
             differ.push(ScalarDifference { name, engine, reference: *reference });
         }
     }
@@ -136,7 +138,16 @@ pub struct Options {
     pub ask: Option<Ask>,
 }
 
-/// Judges what was captured of a layer. `conventions`: other readings of the model's numbers, by name.
+/// What a model has beside the layer that is judged: other explanations.
+#[derive(Default)]
+pub struct Beside<'a> {
+    /// Other readings of its numbers, by name.
+    pub conventions: Vec<(String, Spec)>,
+    /// Its other layers' weights.
+    pub others: Option<&'a dyn OtherLayers>,
+}
+
+/// Judges what was captured of a layer.
 ///
 /// # Errors
 /// What the judge can't take: a tensor delivered twice.
@@ -144,7 +155,7 @@ pub fn judge(
     layer: &Layer,
     capture: &mut Capture,
     options: &Options,
-    conventions: Vec<(String, Spec)>,
+    beside: Beside,
     progress: &dyn Fn(&str),
 ) -> Result<(Vec<Unit>, Vec<String>), CheckError> {
     let g = layer.spec.geometry;
@@ -152,7 +163,7 @@ pub fn judge(
     given.extend(&capture.unjudged);
     let settings = Settings {
         budget: options.budget,
-        conventions,
+        conventions: beside.conventions,
         declared: capture.chosen.is_some().then_some(capture.contract),
         captured: Some(capture.captured.clone()),
         captured_weights: Some(capture.weights.iter().map(|(w, _)| *w).collect()),
@@ -166,7 +177,7 @@ pub fn judge(
     };
     let session =
         Session::new(layer, &capture.case, &capture.forms, capture.contract, None, Box::new(progress));
-    let mut session = session.with(settings);
+    let mut session = session.beside(beside.others).with(settings);
     for (weight, values) in &capture.weights {
         let fed = match weight.is_norm() {
             true => session.norm(*weight, values),
@@ -224,7 +235,11 @@ pub fn layer(
         conventions.iter_mut().for_each(|(_, other)| *other = h.spec(other));
     }
     let layer = Layer { index, spec, weights };
-    judged(&layer, stored.stored.clone(), stored.layout, capture, options, conventions, progress)
+    let neighbours = Neighbours { model, index };
+    // Of some heads alone, other layers' weights have other shapes.
+    let others = heads.is_none().then_some(&neighbours as &dyn OtherLayers);
+    let beside = Beside { conventions, others };
+    judged(&layer, stored.stored.clone(), stored.layout, capture, options, beside, progress)
 }
 
 /// The report of a layer, from a model or without one.
@@ -234,7 +249,7 @@ fn judged(
     layout: Layout,
     mut capture: Capture,
     options: &Options,
-    conventions: Vec<(String, Spec)>,
+    beside: Beside,
     progress: &dyn Fn(&str),
 ) -> Result<LayerReport, CheckError> {
     let started = std::time::Instant::now();
@@ -269,7 +284,7 @@ fn judged(
         report.verdict = Verdict::Fault;
         return Ok(report);
     }
-    (report.tensors, report.odd) = judge(layer, &mut capture, options, conventions, progress)?;
+    (report.tensors, report.odd) = judge(layer, &mut capture, options, beside, progress)?;
     report.verdict = overall(&report.tensors);
     for unit in report.tensors.iter().filter(|u| u.found.is_some()) {
         if let Which::Tensor(id) = unit.which {
@@ -303,7 +318,6 @@ pub fn not_judged(left_out: &[String]) -> Vec<String> {
         [
             "rows, heads, ranks and layers that are not in the dump, and what ran before it was taken",
             "anything outside attention: if all is clean here, look at router, experts, norms after attention, sampling, chat template",
-            "what else explains a difference: causes beyond contracts and conventions are not part of this version",
         ]
         .map(str::to_string),
     );

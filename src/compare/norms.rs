@@ -233,7 +233,8 @@ fn place(l: &Logged) -> String {
 
 /// Tensors without heads that differ between ranks, each time that they were printed.
 fn replicated<'l>(log: impl Iterator<Item = &'l Logged>) -> Vec<Said> {
-    let mut by: BTreeMap<(String, Option<usize>), BTreeMap<usize, Vec<&Logged>>> = BTreeMap::new();
+    type ByRank<'l> = BTreeMap<usize, Vec<&'l Logged>>;
+    let mut by: BTreeMap<(String, Option<usize>), ByRank> = BTreeMap::new();
     for l in log {
         let Some(Meaning::Stage(stage)) = meaning(&l.name) else { continue };
         let shared = !stage.axes(None).contains(&Axis::Head) && !matches!(stage, Stage::Hidden | Stage::Out);

@@ -28,7 +28,7 @@ pub mod variants;
 pub use choice::{ChoiceError, ContractChoice};
 
 use mla_numeric::DType;
-use mla_reference::{Contract, Splits};
+use mla_reference::{Contract, Form, Splits};
 use serde::Deserialize;
 use std::sync::LazyLock;
 
@@ -42,6 +42,8 @@ pub struct Kernel {
     pub source: String,
     /// What the contract leaves open.
     pub note: String,
+    /// The form of attention that it computes; none: either.
+    pub form: Option<Form>,
     /// Ways to split the keys that it is known by; none: those of the contract.
     #[serde(default)]
     pub tries: Vec<Splits>,

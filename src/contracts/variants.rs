@@ -6,9 +6,10 @@ What is stored in which dtype is known of a dump, and stays. Two contracts whose
 one: [`Sight`] says what of a contract such rows can show.
 */
 
-use super::kernels;
+use super::{Kernel, kernels};
 use mla_numeric::DType;
-use mla_reference::{Contract, RowSum, Softmax, Splits, TileOrder};
+use mla_reference::contract::ScoreFactor;
+use mla_reference::{Contract, Form, RowSum, Softmax, Splits, TileOrder};
 use std::ops::Range;
 
 /// A contract to try.
@@ -53,10 +54,14 @@ const SPLITS: [Splits; 15] = [
     Splits::Equal { parts: 8, multiple: 1 },
 ];
 
-/// The kernels of the table, each with its ways to split, in an engine that stores what `base` says.
-pub fn table(base: &Contract) -> Vec<Try> {
+/// The kernels of the table that attend, each with its ways to split, in an engine that stores what `base` says: first those
+/// of this form.
+pub fn table(base: &Contract, form: Option<Form>) -> Vec<Try> {
     let mut all = Vec::new();
-    for kernel in kernels() {
+    let mut attending: Vec<&Kernel> =
+        kernels().iter().filter(|k| k.contract.softmax != Softmax::exact()).collect();
+    attending.sort_by_key(|k| k.form.is_some() && k.form != form);
+    for kernel in attending {
         let own = kernel.contract_for(base.activations);
         let splits = match kernel.tries.as_slice() {
             // Somebody says how keys are split.
@@ -153,6 +158,8 @@ impl Sight {
         let parts = ranges.iter().map(Vec::len).max().unwrap_or(0);
         let longest = ranges.iter().flatten().map(Range::len).max().unwrap_or(0);
         let mut softmax = c.softmax;
+        // Of the factor's own rounding, 10⁻⁸, no bit tells.
+        softmax.factor = ScoreFactor::Exact;
         let tiles =
             softmax.cast().is_some() && !softmax.normalised && softmax.tile != 0 && softmax.tile < longest;
         if !tiles {
@@ -184,7 +191,9 @@ mod tests {
     #[test]
     fn the_table_keeps_what_is_stored_and_leaves_no_splits_open() {
         let dump = Contract { lse: DType::Bf16, ..base(DType::F16) };
-        let all = table(&dump);
+        let all = table(&dump, Some(Form::Absorbed));
+        assert!(all[0].name.starts_with("vllm-triton-decode"));
+        assert!(table(&dump, Some(Form::Fused))[0].name.starts_with("flashinfer-ragged"));
         assert!(all.len() > 60);
         for t in &all {
             assert!(t.contract.splits != Splits::Scheduled, "{}", t.name);
@@ -197,7 +206,7 @@ mod tests {
 
     #[test]
     fn changes_differ_in_one_point_each() {
-        let of = Try::new("k", table(&base(DType::Bf16))[0].contract);
+        let of = Try::new("k", table(&base(DType::Bf16), None)[0].contract);
         let all = changes(&of);
         for t in &all {
             let fields = t.contract.differences(&of.contract);
@@ -218,6 +227,6 @@ mod tests {
         assert_ne!(Sight::new(&c, &[(65, false)]), Sight::new(&other, &[(65, false)]));
         other.splits = Splits::Keys(64);
         assert_ne!(Sight::new(&c, &[(100, false)]), Sight::new(&other, &[(100, false)]));
-        assert_eq!(Sight::new(&other, &[(100, true)]).ranges, [[0..100]]);
+        assert!(Sight::new(&other, &[(100, true)]).ranges[0].iter().eq([&(0..100)]));
     }
 }

@@ -69,6 +69,7 @@ impl Engine for ReferenceEngine {
                 contract: &contract,
                 source: &source,
                 wanted: None,
+                departure: None,
             }
             .evaluate(id.stage, id.form, &|c| {
                 // Encoded by all threads, copied by one: no work is done while the tensor is locked.

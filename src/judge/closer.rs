@@ -6,19 +6,30 @@ at its end. An explanation is accepted only if under it the tensor passes as a c
 makes the residual smaller is never named.
 */
 
+use super::cause::{self, Diagnosis, Known};
 use super::compare::Isolated;
 use super::evidence::Evidence;
 use super::localise::{self, Found};
 use super::menu;
 use super::route::{Otherwise, Route};
+use super::search::Search;
 use super::session::Settings;
 use super::unit::Explained;
 use crate::trace::{Tensor, TensorId};
 use mla_reference::{Phase, RowName, Weight, Weights};
 use std::collections::BTreeMap;
 
-/// What a closer look found: where, what explains it, how many explanations were tried.
-pub type Look = (Option<Found>, Option<Explained>, usize);
+/// What a closer look found.
+pub struct Look {
+    /// Where.
+    pub found: Option<Found>,
+    /// Another contract or convention that explains it.
+    pub explained: Option<Explained>,
+    /// Contracts and conventions tried.
+    pub tried: usize,
+    /// Why, where neither explains it.
+    pub diagnosis: Option<Diagnosis>,
+}
 
 /// Weights that nobody captured: the file's, and which.
 pub struct Unknown<'a> {
@@ -35,6 +46,7 @@ pub struct Closer<'a> {
     tensor: &'a Tensor,
     settings: &'a Settings,
     unknown: Option<Unknown<'a>>,
+    known: &'a Known,
     tried: Vec<(Explained, BTreeMap<Phase, Evidence>)>,
 }
 
@@ -46,8 +58,9 @@ impl<'a> Closer<'a> {
         tensor: &'a Tensor,
         settings: &'a Settings,
         unknown: Option<Unknown<'a>>,
+        known: &'a Known,
     ) -> Closer<'a> {
-        Closer { isolated, id, tensor, settings, unknown, tried: Vec::new() }
+        Closer { isolated, id, tensor, settings, unknown, known, tried: Vec::new() }
     }
 
     /// Looks at one phase.
@@ -66,12 +79,21 @@ impl<'a> Closer<'a> {
         };
         let explained = self.tried.iter().find(|(_, e)| passes(e)).map(|(what, _)| what.clone());
         let found = localise::find(self.isolated, self.id, self.tensor, phase, evidence);
-        (found, explained, self.tried.len())
+        let run = (log_alpha, self.known);
+        let diagnosis = explained
+            .is_none()
+            .then(|| cause::search(self.isolated, self.id, self.tensor, phase, evidence, run, name));
+        Look { found, explained, tried: self.tried.len(), diagnosis }
     }
 
     fn try_all(&mut self) {
-        let mut all = menu::entries(self.isolated.contract, self.id.stage, self.id.form);
-        if let Some(declared) = &self.settings.declared {
+        // What was searched for has been tried, and more.
+        let searched = self.settings.search && Search::applies(self.id, self.tensor.dtype);
+        let mut all = match searched {
+            true => Vec::new(),
+            false => menu::entries(self.isolated.contract, self.id.stage, self.id.form),
+        };
+        if let Some(declared) = self.settings.declared.as_ref().filter(|_| !searched) {
             all.retain(|(_, c)| c != declared);
             all.insert(0, (menu::declared(self.isolated.contract, declared), *declared));
         }

@@ -14,7 +14,7 @@ use crate::case::Case;
 use crate::trace::{Tensor, TensorId};
 use mla_reference::evaluate::{Visit, Wanted};
 use mla_reference::{
-    Axis as Name, Chunk, Contract, Evaluator, Phase, RowName, Source, Spec, Stage, Terms, Weights,
+    Axis as Name, Chunk, Contract, Departure, Evaluator, Phase, RowName, Source, Spec, Stage, Terms, Weights,
 };
 use ndarray::s;
 use rayon::prelude::*;
@@ -44,6 +44,8 @@ pub struct Isolated<'a> {
     pub seed: u64,
     /// Rows and heads of an attention that are wanted; None: all.
     pub wanted: Option<Wanted<'a>>,
+    /// In what attention departs from its formula, under a hypothesis; None: in nothing.
+    pub departure: Option<&'a Departure>,
 }
 
 /// Takes a piece of the reference: rows, columns, the engine's values, x, and how far it may be.
@@ -181,6 +183,7 @@ impl Isolated<'_> {
             contract: self.contract,
             source: self.source,
             wanted: self.wanted,
+            departure: self.departure,
         }
         .evaluate(id.stage, id.form, visit);
     }

@@ -221,6 +221,7 @@ pub fn conclude(units: &mut [Unit], budget: Budget, explained: [Verdict; 2]) {
             };
         } else {
             (unit.explained, unit.found, unit.tried) = (None, None, 0);
+            unit.diagnosis = None;
             if let (Some(basis), Some(power), Verdict::Rounding) = (&unit.basis, &power, unit.verdict) {
                 let why = basis.short(power, budget.promise, unit.median_bound_ulps);
                 if !why.is_empty() {

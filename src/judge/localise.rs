@@ -90,8 +90,8 @@ pub struct Found {
     pub by_bound: bool,
 }
 
-/// num and den of the keys of a sequence.
-type KeySums = BTreeMap<(usize, usize, usize), Vec<(f64, f64)>>;
+/// num and den of the keys of a sequence, by (sequence, row, first column).
+pub(super) type KeySums = BTreeMap<(usize, usize, usize), Vec<(f64, f64)>>;
 
 /// Finds the place of a fault in the rows of one phase. None where the tensor is too large to be mapped.
 pub fn find(
@@ -181,7 +181,7 @@ fn is_bad(piece: &Piece, i: usize, j: usize, tensor: &Tensor, bounds: Option<&Ar
 }
 
 /// Adds P_t (v_t − x)·r and P_t² ‖v_t − x‖² of one row.
-fn key_sums(piece: &Piece, i: usize, key: (usize, usize, usize), sums: &mut KeySums) {
+pub(super) fn key_sums(piece: &Piece, i: usize, key: (usize, usize, usize), sums: &mut KeySums) {
     let Terms::Attention { attended, head, .. } = piece.terms else { return };
     let (x, range) = (piece.x.row(i), attended.range.clone());
     let r: Vec<f64> = piece.engine.row(i).iter().zip(x).map(|(o, x)| o - x).collect();

@@ -24,6 +24,14 @@ pub fn entries(contract: &Contract, stage: Stage, form: Option<Form>) -> Vec<(St
         Stage::PartO | Stage::PartLse | Stage::OLatent | Stage::Lse | Stage::AttnOut
             if stage != Stage::AttnOut || form == Some(Form::Fused) =>
         {
+            // Scores that are rounded too, the rest as declared or as unknown as it is.
+            for (raw, scaled, what) in [
+                (true, false, "q·k cast"),
+                (false, true, "scores cast after their scale"),
+                (true, true, "q·k and scores cast"),
+            ] {
+                add(what.into(), &|c| (c.softmax.cast_raw, c.softmax.cast_scaled) = (raw, scaled));
+            }
             // Where the place of P's cast is unknown, it is known in each entry.
             let known = |c: &mut Contract| c.softmax.emulate = true;
             for tile in [64, 32, 128, 16, 80] {

@@ -15,6 +15,7 @@ What one element is made of is asked while its tensor is judged ([`Ask`]).
 
 mod ask;
 pub mod bound;
+pub mod cause;
 pub mod chain;
 pub mod closer;
 pub mod compare;
@@ -39,6 +40,7 @@ pub mod watch;
 mod weights;
 
 pub use ask::{Answer, Ask, Asked, Standing};
+pub use cause::{Cause, Diagnosis};
 pub use conclude::{Budget, Power};
 pub use evidence::Test;
 pub use geometry::{ScalarDifference, compare_scalars};

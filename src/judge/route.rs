@@ -158,7 +158,7 @@ mod tests {
     /// f16(1/127): 1/127 = 2^-7 · 1.00787…, of which f16 keeps ten bits: 1 + 8/1024.
     #[test]
     fn a_one_in_q8_1() {
-        let d = f64::from(half::f16::from_f64(1.0 / 127.0));
+        let d = DType::F16.round(1.0 / 127.0);
         assert_eq!(127.0 * d, ONE);
         assert!((ONE - 1.0 + 6.1e-5).abs() < 1e-6);
     }

@@ -7,6 +7,8 @@ captured, only that is asked for, and inputs that it lacks are computed from wha
 */
 
 use super::ask::{Ask, Asked, Standing};
+use super::cause;
+use super::cause::weight::OtherLayers;
 use super::chain::Chain;
 use super::closer::{Closer, Unknown};
 use super::compare::Isolated;
@@ -31,6 +33,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
 mod ready;
+
+/// Elements of a weight that differ before it is asked which other weight it is.
+const FEW: u64 = 16;
 
 /// Where tensors of a run are also written, for `--save`.
 pub trait Recorder {
@@ -59,6 +64,10 @@ pub struct Session<'a> {
     known: Known,
     /// What the engine's device saw go wrong.
     seen: Vec<(TensorId, String)>,
+    /// Weights of the model's other layers, where they are at hand.
+    others: Option<&'a dyn OtherLayers>,
+    /// What causes of tensors so far say.
+    causes: cause::Known,
 }
 
 /// What a judgement may cost and promise, and what it may try.
@@ -202,6 +211,22 @@ impl<'a> Session<'a> {
             settings: Settings::default(),
             known: Known::new(),
             seen: Vec::new(),
+            others: None,
+            causes: cause::Known::default(),
+        }
+    }
+
+    /// The same with the weights of the model's other layers at hand: one of them may be what an engine took.
+    pub fn beside(mut self, others: Option<&'a dyn OtherLayers>) -> Session<'a> {
+        self.others = others;
+        self
+    }
+
+    /// What a weight is that is not the file's. Single elements have no name.
+    fn diagnose(&self, weight: Weight, pair: (&dyn Rows, &dyn Rows), dtype: DType, unit: &mut Unit) {
+        if self.settings.closer && unit.beyond >= FEW {
+            let g = &self.layer.spec.geometry;
+            unit.diagnosis = Some(cause::weight::search(weight, g, pair, dtype, self.others));
         }
     }
 
@@ -293,7 +318,11 @@ impl<'a> Session<'a> {
         let (c, explained) = self.compared(weight, file, engine, dtype);
         self.odd.extend(c.odd);
         let axes = weight.row().axes.to_vec();
-        self.units.push(weight_unit(which, axes, shape, dtype, c.tally, explained));
+        let mut unit = weight_unit(which, axes, shape, dtype, c.tally, explained);
+        if explained.is_none() {
+            self.diagnose(weight, (file, engine), dtype, &mut unit);
+        }
+        self.units.push(unit);
         let route = explained.unwrap_or(Route::Once(dtype));
         if c.another {
             self.held.another.insert(weight);
@@ -372,11 +401,10 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         if self.settings.given.contains(&id) {
-            if self.searchable(id, tensor) {
-                if let Some(units) = self.search_given(id, tensor) {
-                    self.units.extend(units);
-                    return Ok(());
-                }
+            let found = if self.searchable(id, tensor) { self.search_given(id, tensor) } else { None };
+            if let Some(units) = found {
+                self.units.extend(units);
+                return Ok(());
             }
             let note = "taken as it is: what it is computed from, or how, is not known";
             let mut unit = Unit::without_data(which, None, Verdict::NotCompared, note);
@@ -555,7 +583,7 @@ impl<'a> Session<'a> {
         let phases = isolated.phases(id);
         let log_alpha = self.settings.budget.log_alpha();
         let unknown = self.unknown(id);
-        let mut closer = Closer::new(isolated, id, tensor, &self.settings, unknown);
+        let mut closer = Closer::new(isolated, id, tensor, &self.settings, unknown, &self.causes);
         for (phase, mut evidence) in counted {
             let tests = evidence.tests(&name);
             let suspect = self.settings.closer && evidence.suspect(log_alpha, &tests);
@@ -581,7 +609,8 @@ impl<'a> Session<'a> {
             unit.tests = tests;
             unit.basis = basis;
             if let Some(look) = look {
-                (unit.found, unit.explained, unit.tried) = look;
+                (unit.found, unit.explained, unit.tried) = (look.found, look.explained, look.tried);
+                unit.diagnosis = look.diagnosis;
             }
             units.push(unit);
         }
@@ -655,7 +684,11 @@ impl Sink for Session<'_> {
         let (c, explained) = self.compared(weight, &file, &engine, dtype);
         self.odd.extend(c.odd);
         let (axes, shape) = (weight.row().axes.to_vec(), vec![values.len()]);
-        self.units.push(weight_unit(which, axes, shape, dtype, c.tally, explained));
+        let mut unit = weight_unit(which, axes, shape, dtype, c.tally, explained);
+        if explained.is_none() {
+            self.diagnose(weight, (&file, &engine), dtype, &mut unit);
+        }
+        self.units.push(unit);
         self.held.norms.push((weight, values.to_vec()));
         self.answer_weight(weight, &file, &engine, dtype)
     }

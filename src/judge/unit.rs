@@ -5,6 +5,7 @@ Requests and regimes are pooled; stages that forms share are judged once. What i
 verdict here, in one place, and nowhere else.
 */
 
+use super::cause::Diagnosis;
 use super::conclude::{Basis, Power};
 use super::evidence::Test;
 use super::localise::Found;
@@ -163,6 +164,9 @@ pub struct Unit {
     /// Contracts that were tried in the search for it.
     #[serde(skip_serializing_if = "is_zero")]
     pub searched: usize,
+    /// Why it is wrong, where nothing explains the evidence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub diagnosis: Option<Diagnosis>,
     /// Where it is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<Found>,
@@ -211,6 +215,7 @@ impl Unit {
             tried: 0,
             found_contract: None,
             searched: 0,
+            diagnosis: None,
             found: None,
             power: None,
             tests: Vec::new(),

@@ -198,6 +198,7 @@ impl Inner<'_> {
             contract: &Contract::exact(),
             source: &source,
             wanted: None,
+            departure: None,
         }
         .evaluate(id.stage, id.form, &visit);
         for (phase, gates) in counted.into_inner().unwrap_or_else(PoisonError::into_inner) {

@@ -1,7 +1,7 @@
 /*!
 Test cases for kernels that live elsewhere: in Triton, CUTLASS, Python.
 
-[`write`] hands out what an attention reads (queries, keys and values, or the absorbed query and a paged cache) as an
+[`write()`] hands out what an attention reads (queries, keys and values, or the absorbed query and a paged cache) as an
 honest engine computed it from a model's weights, and what is wanted of it. Whoever has a kernel fills in the outputs;
 [`map`] then makes the folder one that `compare` reads, with no model. Requests of both regimes stand side by side, each with rows
 of its own, so that a kernel sees nothing but requests.

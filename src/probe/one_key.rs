@@ -171,6 +171,7 @@ fn weighed(
         contract,
         source: &Inputs(vec![(input, &small)]),
         wanted: None,
+        departure: None,
     }
     .evaluate(stage, Some(form), &|chunk| {
         let b = bound(contract, &chunk.terms, chunk.x.view(), false);

@@ -3,6 +3,7 @@
 use super::LayerReport;
 use super::finding::short;
 use super::terminal::{paint, wrapped};
+use crate::compare::beside::Pair;
 use crate::judge::Verdict;
 use crate::judge::gates::RULES;
 use crate::probe::{Outcome, Probe};
@@ -111,4 +112,32 @@ pub(super) fn cumulative(out: &mut String, l: &LayerReport, width: usize) {
             format!("{:.2e}", d.max_abs)
         );
     }
+}
+
+/// Two dumps of a layer side by side.
+pub(super) fn beside(out: &mut String, pair: &Pair, width: usize) {
+    let [a, b] = &pair.engines;
+    wrapped(out, "", &format!("Side by side, layer {}, shown and not judged: {a} | {b}", pair.layer), width);
+    let wide = width >= 78;
+    let _ = writeln!(
+        out,
+        "{:<20} {:>9} {:>10}{}",
+        "tensor",
+        "same",
+        "off, rms",
+        if wide { "   norms" } else { "" }
+    );
+    for t in &pair.tensors {
+        if let Some(why) = &t.apart {
+            let _ = writeln!(out, "{:<20} {why}", t.tensor);
+            continue;
+        }
+        let norms = match &t.digests {
+            [Some(a), Some(b)] if wide => format!("   {:.5e} | {:.5e}", a.norm, b.norm),
+            _ => String::new(),
+        };
+        let same = 100.0 * t.same as f64 / t.elements.max(1) as f64;
+        let _ = writeln!(out, "{:<20} {same:>8.2}% {:>10.1e}{norms}", t.tensor, t.difference);
+    }
+    out.push('\n');
 }

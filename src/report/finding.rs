@@ -5,8 +5,9 @@ The same sentences serve the terminal and the block of Markdown that people past
 */
 
 use super::LayerReport;
+use crate::judge::cause::Left;
 use crate::judge::localise::{Found, Keys, Place};
-use crate::judge::{Explained, Unit, Verdict, Which};
+use crate::judge::{Diagnosis, Explained, Unit, Verdict, Which};
 use mla_reference::{Axis, Regime};
 
 /// Sentences about a unit, each with its lead word: (`where`, `head 3, rows …`).
@@ -37,12 +38,44 @@ pub fn sentences(l: &LayerReport, u: &Unit) -> Vec<(&'static str, String)> {
         (Some(Explained::Convention(c)), n) => {
             all.push(("explained", format!("this is what convention {c} computes ({n} explanations tried)")));
         }
-        (None, n) if n > 0 => {
-            all.push(("unexplained", format!("none of {n} other contracts and conventions explains it")));
-        }
-        _ => {}
+        (None, n) => cause(u.diagnosis.as_ref(), n, &mut all),
     }
     all
+}
+
+/// Why, in words; `others`: contracts and conventions that were tried before.
+fn cause(diagnosis: Option<&Diagnosis>, others: usize, all: &mut Vec<(&'static str, String)>) {
+    let share = |l: &Left| format!("{} ({:.1} % odd)", l.name, 100.0 * l.share);
+    match diagnosis {
+        Some(Diagnosis::Cause(c)) => {
+            let mut text = format!("{} ({} causes tried", c.text, c.tried);
+            if let Some(next) = &c.runner_up {
+                text += &format!("; next best: {}", share(next));
+            }
+            all.push(("cause", text + ")"));
+            if !c.ambiguous_with.is_empty() {
+                let text = format!("these pass as well: {}", c.ambiguous_with.join("; "));
+                all.push(("ambiguous", text));
+            }
+        }
+        Some(Diagnosis::Unexplained { tried, best }) => {
+            let mut text = format!("none of {tried} causes");
+            if others > 0 {
+                text += &format!(" and none of {others} other contracts and conventions");
+            }
+            text += " explains it";
+            if !best.is_empty() {
+                let best: Vec<String> = best.iter().map(share).collect();
+                text += &format!("; nearest: {}", best.join(", "));
+            }
+            all.push(("unexplained", text));
+        }
+        None if others > 0 => {
+            let text = format!("none of {others} other contracts and conventions explains it");
+            all.push(("unexplained", text));
+        }
+        None => {}
+    }
 }
 
 /// `fused/attn_out, prefill [token, head, value] = [103, 4, 256]`
@@ -284,6 +317,14 @@ fn times(share: f64) -> String {
     if share.is_finite() { format!("{} ×", short(share)) } else { "beyond all".into() }
 }
 
+/// Contracts that were found, each with the tensor that it explains, in the order of judgement.
+pub fn contracts(l: &LayerReport) -> Vec<String> {
+    l.tensors
+        .iter()
+        .filter_map(|u| u.found_contract.as_ref().map(|found| format!("{}: {found}", u.title())))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -295,12 +336,4 @@ mod tests {
         let many: Vec<usize> = (0..40).step_by(2).collect();
         assert!(ranges(&many).ends_with("… (20 in all)"));
     }
-}
-
-/// Contracts that were found, each with the tensor that it explains, in the order of judgement.
-pub fn contracts(l: &LayerReport) -> Vec<String> {
-    l.tensors
-        .iter()
-        .filter_map(|u| u.found_contract.as_ref().map(|found| format!("{}: {found}", u.title())))
-        .collect()
 }

@@ -12,6 +12,7 @@ pub mod study;
 mod table;
 pub mod terminal;
 
+use crate::compare::beside::Pair;
 use crate::engine::Description;
 use crate::judge::cumulative::Drift;
 use crate::judge::watch::GateReport;
@@ -43,6 +44,9 @@ pub struct Report {
     pub engine_choice: String,
     /// Layer by layer.
     pub layers: Vec<LayerReport>,
+    /// Two dumps side by side, where two were given.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<Pair>,
     /// What was not judged.
     pub not_judged: Vec<String>,
     /// The command that repeats the run.

@@ -18,6 +18,9 @@ pub fn render(report: &Report, width: usize) -> String {
     for layer in &report.layers {
         layer_report(&mut out, report, layer, width.max(40));
     }
+    for pair in &report.beside {
+        blocks::beside(&mut out, pair, width.max(40));
+    }
     not_judged(&mut out, report, width.max(40));
     out
 }
@@ -88,8 +91,10 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         let _ = writeln!(out, "  no tensor was compared: both sides must compute the same thing first\n");
         return;
     }
-    for found in finding::contracts(l) {
-        wrapped(out, "contract found: ", &found, width);
+    // A fault stands before what was found out of the others.
+    let accused = finding::bad(l).iter().any(|u| !u.verdict.differs());
+    if !accused {
+        contracts_found(out, l, width);
     }
     if let (Verdict::Exact | Verdict::Rounding, Some(seen)) = (l.verdict, seen(l)) {
         wrapped(out, "", &seen, width);
@@ -127,6 +132,9 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
     wrapped(out, "model     ", &model, width);
     wrapped(out, "engine    ", &format!("{}; {}", l.engine.device, report.engine_choice), width);
     wrapped(out, "contract  ", &l.contract_text, width);
+    if accused {
+        contracts_found(out, l, width);
+    }
     let c = &l.case;
     let pages = format!(
         "page size {}, {} splits in decode, seed {}, hidden states {}",
@@ -170,6 +178,12 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
     let _ = writeln!(out, "\n{:.1} s\n", l.seconds);
     if broken {
         paste(out, report, l);
+    }
+}
+
+fn contracts_found(out: &mut String, l: &LayerReport, width: usize) {
+    for found in finding::contracts(l) {
+        wrapped(out, "contract found: ", &found, width);
     }
 }
 

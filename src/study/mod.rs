@@ -59,7 +59,7 @@ pub fn judge<'a>(
         return Ok(Outcome { verdict: Verdict::Fault, units: Vec::new(), gates: Vec::new() });
     }
     let settings = Settings { budget: options.budget, seed: options.seed, closer, ..Settings::default() };
-    let judged = check::judge(layer, case, options, settings, engine, None, &|_| ())?;
+    let judged = check::judge(layer, case, options, settings, engine, None, None, &|_| ())?;
     Ok(Outcome { verdict: overall(&judged.units), units: judged.units, gates: judged.gates })
 }
 

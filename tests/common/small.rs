@@ -62,6 +62,13 @@ impl Rows for View<'_> {
 
 pub struct Views<'a>(HashMap<Weight, View<'a>>);
 
+impl Views<'_> {
+    /// Of weights in memory.
+    pub fn of(memory: &Memory) -> Views<'_> {
+        Views(memory.0.iter().map(|(w, (v, cols))| (*w, View(v, *cols))).collect())
+    }
+}
+
 impl Weights for Views<'_> {
     fn matrix(&self, weight: Weight) -> Option<&dyn Rows> {
         self.0.get(&weight).filter(|_| !weight.is_norm()).map(|v| v as &dyn Rows)
@@ -90,7 +97,7 @@ pub fn with_layer<T>(spec: Spec, f: impl FnOnce(&Layer) -> T) -> T {
 pub fn with_weights<T>(spec: Spec, change: impl FnOnce(&mut Memory), f: impl FnOnce(&Layer) -> T) -> T {
     let mut memory = Memory::new(&spec.geometry);
     change(&mut memory);
-    let views = Views(memory.0.iter().map(|(w, (v, cols))| (*w, View(v, *cols))).collect());
+    let views = Views::of(&memory);
     f(&Layer { index: 0, spec, weights: &views })
 }
 

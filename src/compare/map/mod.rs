@@ -1,8 +1,8 @@
 /*!
 Maps: which array of a dump is which tensor, and what the dump does not say of itself.
 
-[`parse`] reads them from TOML with a closed set of keys ([docs/dumps.md](../../../docs/dumps.md)); some are built in
-([`builtin`]); manifests of the hooks in `adapters/` become the same struct ([`super::hook`]).
+`parse` reads them from TOML with a closed set of keys ([docs/dumps.md](../../../docs/dumps.md)); some are built in
+(`builtin`); manifests of the hooks in `adapters/` become the same struct ([`super::hook`]).
 */
 
 mod builtin;

@@ -3,7 +3,7 @@ The search for a contract that nobody declared.
 
 Where nothing is said of an engine's roundings, its bits say it: under the right contract nearly all of them are predicted,
 under any other many are not. For a tensor of attention, the kernels of the table and then single changes of the best are
-tried on a sample of rows ([`screen`]); the best is then compared in full. It is taken only if under it the tensor passes
+tried on a sample of rows (`screen`); the best is then compared in full. It is taken only if under it the tensor passes
 as a clean one would and far more bits are explained than before: a fault shows under every contract, so it is never taken
 for another contract. Where none is found, the judgement is what it was without a search.
 
@@ -183,7 +183,7 @@ impl Search<'_, '_> {
             .collect();
         let sample = Sample::new(self.isolated, self.tensor, phase, false);
         let mut tried = Tried { search: self, sample, sequences, all: Vec::new(), same: Vec::new() };
-        tried.screen(table(self.isolated.contract));
+        tried.screen(table(self.isolated.contract, self.id.form));
         for _ in 0..ROUNDS {
             let Some((best, had)) = tried.best() else { break };
             tried.screen(changes(&best));

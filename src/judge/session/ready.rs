@@ -149,6 +149,7 @@ impl Session<'_> {
             slacks: self.chain.view(id.form),
             seed: self.settings.seed,
             wanted: None,
+            departure: None,
         }
     }
 

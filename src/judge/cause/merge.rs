@@ -1,0 +1,121 @@
+/*! Splits put together wrongly, and the base of an lse. */
+
+use super::Hypothesis;
+use super::change::Change;
+use super::scene::Scene;
+use mla_reference::{Phase, Source, Stage};
+use std::f64::consts::{LN_2, LOG2_E};
+use std::ops::Range;
+
+const FAMILY: &str = "merge of splits";
+/// Most splits of which each is tried.
+const MOST: usize = 32;
+
+/// All of the family.
+pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
+    let mut all = bases(scene);
+    let inside = scene.attends()
+        && scene.phase == Phase::Decode
+        && !matches!(scene.id.stage, Stage::PartO | Stage::PartLse)
+        && scene.of.contract.splits != 1.into();
+    if scene.merges() || inside {
+        let power = |p: f64| Change::departure(|d| d.merge_power = p);
+        let mut add = |name: &str, text: &str, change| all.push(Hypothesis::new(FAMILY, name, text, change));
+        add(
+            "merge with base e for base 2",
+            "splits are merged with exp of base-2 logarithms (exp where exp2 belongs): weights by exp(1.4427 · lse)",
+            power(LOG2_E),
+        );
+        add(
+            "merge with base 2 for base e",
+            "splits are merged with exp2 of natural logarithms: weights by exp(0.6931 · lse)",
+            power(LN_2),
+        );
+        add("splits averaged", "splits are averaged as if all had the same lse", power(0.0));
+    }
+    if scene.merges() {
+        all.extend(parts(scene));
+    }
+    all
+}
+
+/// An lse in another base than declared.
+fn bases<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
+    if !scene.is_lse() {
+        return Vec::new();
+    }
+    let times = |f: f64| {
+        let mut t = scene.copy_of();
+        let mut line = vec![0.0; t.cols];
+        for r in 0..t.rows {
+            t.read(r, 0..t.cols, &mut line);
+            line.iter_mut().for_each(|v| *v *= f);
+            t.write(r, 0, &line);
+        }
+        Change { tensors: vec![(scene.id, t)], ..Change::default() }
+    };
+    vec![
+        Hypothesis::new(
+            "lse",
+            "lse in base 2",
+            "the lse is a logarithm of base 2, declared is a natural one",
+            times(LN_2),
+        ),
+        Hypothesis::new(
+            "lse",
+            "lse in base e",
+            "the lse is a natural logarithm, declared is one of base 2",
+            times(LOG2_E),
+        ),
+    ]
+}
+
+/// Splits left out, taken twice, or with each other's lse.
+fn parts<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
+    let (splits, decode) = (scene.of.case.plan.splits, scene.of.case.plan.decode_rows());
+    if splits > MOST || decode == 0 {
+        return Vec::new();
+    }
+    let lse = move |of: Box<dyn Fn(usize, f64) -> f64 + Sync>| {
+        Change::source(Stage::PartLse, move |source: &dyn Source, rows: Range<usize>, cols: Range<usize>| {
+            let mut block = source.block(Stage::PartLse, rows.clone(), cols);
+            for (mut row, r) in block.rows_mut().into_iter().zip(rows) {
+                row.mapv_inplace(|v| of(r / decode, v));
+            }
+            block
+        })
+    };
+    let mut all = Vec::new();
+    for s in 0..splits {
+        let gone = lse(Box::new(move |split, v| if split == s { f64::NEG_INFINITY } else { v }));
+        let text = format!("split {s} of {splits} is left out of the merge");
+        all.push(Hypothesis::new(FAMILY, format!("split {s} missing"), text, gone));
+        let double = lse(Box::new(move |split, v| if split == s { v + LN_2 } else { v }));
+        let text = format!("split {s} of {splits} is merged twice");
+        all.push(Hypothesis::new(FAMILY, format!("split {s} twice"), text, double));
+        if splits > 2 {
+            let alone = lse(Box::new(move |split, v| if split == s { v } else { f64::NEG_INFINITY }));
+            let text = format!("split {s} of {splits} alone is taken, the others are not merged");
+            all.push(Hypothesis::new(FAMILY, format!("split {s} alone"), text, alone));
+        }
+    }
+    // Outputs with the lse of another split.
+    let mut orders: Vec<(String, Vec<usize>)> = vec![("reversed".into(), (0..splits).rev().collect())];
+    if splits > 2 {
+        orders.push(("shifted by one".into(), (0..splits).map(|s| (s + 1) % splits).collect()));
+    }
+    for (name, order) in orders {
+        let change = Change::source(
+            Stage::PartLse,
+            move |source: &dyn Source, rows: Range<usize>, cols: Range<usize>| {
+                let whole = source.block(Stage::PartLse, 0..splits * decode, cols);
+                let from: Vec<usize> =
+                    rows.map(|r| order.get(r / decode).map_or(r, |s| s * decode + r % decode)).collect();
+                whole.select(ndarray::Axis(0), &from)
+            },
+        );
+        let text = format!("outputs of splits are merged with the lse of others: {name}");
+        all.push(Hypothesis::new(FAMILY, format!("lse of splits {name}"), text, change));
+    }
+    all
+}

@@ -1,0 +1,307 @@
+/*!
+A weight that is not the file's: which other one it is.
+
+Weights are copies, so a hypothesis predicts every bit and is accepted only if all of them agree: rows or columns in another
+order, the same bytes read with the other shape, another layer's weight, one quantised a second time, rows of zeros.
+*/
+
+use super::{Cause, Diagnosis, Left};
+use crate::report::finding::ranges;
+use mla_numeric::DType;
+use mla_reference::product::Rows;
+use mla_reference::rows::dense;
+use mla_reference::{Axis, Geometry, Weight};
+use std::collections::HashMap;
+
+/// Rows that are looked at before all are.
+const SAMPLE: usize = 16;
+/// Values of a weight that a transposition may hold in memory.
+const MOST: usize = 1 << 24;
+/// Values of a block of q8_0.
+const Q8_BLOCK: usize = 32;
+
+/// The weights of a model's other layers, where the model is at hand.
+pub trait OtherLayers: Sync {
+    /// Which there are, nearest first.
+    fn layers(&self) -> Vec<usize>;
+    /// Calls `f` with a weight of one, a norm as one row; not at all where it has none.
+    fn with(&self, layer: usize, weight: Weight, f: &mut dyn FnMut(&dyn Rows));
+}
+
+/// What a row should be under a hypothesis.
+type Predict<'p> = Box<dyn Fn(usize, &mut [f64]) + 'p>;
+
+struct Guess<'p> {
+    name: String,
+    text: String,
+    row: Predict<'p>,
+}
+
+/// A weight and what it is held against.
+struct Pair<'p> {
+    weight: Weight,
+    file: &'p dyn Rows,
+    engine: &'p dyn Rows,
+    dtype: DType,
+}
+
+impl Pair<'_> {
+    /// Share of the values of some rows that are not as predicted.
+    fn share(&self, rows: impl Iterator<Item = usize>, predict: &dyn Fn(usize, &mut [f64])) -> f64 {
+        let cols = self.engine.cols();
+        let (mut want, mut got) = (vec![0.0; cols], vec![0.0; cols]);
+        let (mut bad, mut all) = (0usize, 0usize);
+        for r in rows {
+            predict(r, &mut want);
+            self.dtype.round_slice(&mut want);
+            self.engine.decode(r, 0, &mut got);
+            bad += got.iter().zip(&want).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+            all += cols;
+        }
+        bad as f64 / all.max(1) as f64
+    }
+
+    fn sample(&self) -> impl Iterator<Item = usize> + use<> {
+        let rows = self.engine.rows();
+        (0..rows).step_by(rows.div_ceil(SAMPLE).max(1))
+    }
+
+    /// Rows that are not the file's.
+    fn wrong(&self) -> Vec<usize> {
+        let file = |r: usize, out: &mut [f64]| self.file.decode(r, 0, out);
+        (0..self.engine.rows()).filter(|r| self.share(std::iter::once(*r), &file) > 0.0).collect()
+    }
+}
+
+/// Looks for what an engine's weight is, where it is not the file's rounded to `dtype`.
+pub fn search(
+    weight: Weight,
+    g: &Geometry,
+    (file, engine): (&dyn Rows, &dyn Rows),
+    dtype: DType,
+    others: Option<&dyn OtherLayers>,
+) -> Diagnosis {
+    let pair = Pair { weight, file, engine, dtype };
+    let mut tried: Vec<Left> = Vec::new();
+    let mut accepted: Vec<(String, String)> = Vec::new();
+    let mut take = |guess: Guess, accepted: &mut Vec<(String, String)>| {
+        let share = pair.share(pair.sample(), &guess.row);
+        if share == 0.0 && pair.share(0..engine.rows(), &guess.row) == 0.0 {
+            accepted.push((guess.name, guess.text));
+        } else {
+            tried.push(Left { name: guess.name, share });
+        }
+    };
+    for guess in [order_of_rows(&pair, g), order_of_columns(&pair, g), zeros(&pair)].into_iter().flatten() {
+        take(guess, &mut accepted);
+    }
+    for guess in transposed(&pair, g).into_iter().chain(values(&pair)) {
+        take(guess, &mut accepted);
+    }
+    if let Some(others) = others {
+        for layer in others.layers() {
+            others.with(layer, weight, &mut |other: &dyn Rows| {
+                if (other.rows(), other.cols()) == (engine.rows(), engine.cols()) {
+                    let name = format!("{weight} of layer {layer}");
+                    let text = format!("it is {weight} of layer {layer}, bit for bit");
+                    let row: Predict = Box::new(|r, out| other.decode(r, 0, out));
+                    take(Guess { name, text, row }, &mut accepted);
+                }
+            });
+        }
+    }
+    let n = tried.len() + accepted.len();
+    tried.sort_by(|a, b| a.share.total_cmp(&b.share));
+    if accepted.is_empty() {
+        tried.truncate(3);
+        return Diagnosis::Unexplained { tried: n, best: tried };
+    }
+    let (name, text) = accepted.remove(0);
+    Diagnosis::Cause(Cause {
+        name,
+        family: "weights",
+        text,
+        effect: None,
+        tried: n,
+        runner_up: tried.into_iter().next(),
+        ambiguous_with: accepted.into_iter().map(|a| a.0).collect(),
+    })
+}
+
+/// The bits of a line, as a key.
+fn key(values: impl Iterator<Item = f64>) -> Vec<u64> {
+    values.map(f64::to_bits).collect()
+}
+
+/// Rows in another order: heads, shards, stacked parts.
+fn order_of_rows<'p>(pair: &Pair<'p>, g: &Geometry) -> Option<Guess<'p>> {
+    let (rows, cols) = (pair.engine.rows(), pair.engine.cols().min(256));
+    let mut line = vec![0.0; cols];
+    let mut index: HashMap<Vec<u64>, usize> = HashMap::new();
+    for r in 0..rows {
+        pair.file.decode(r, 0, &mut line);
+        pair.dtype.round_slice(&mut line);
+        index.entry(key(line.iter().copied())).or_insert(r);
+    }
+    let mut order = Vec::with_capacity(rows);
+    for r in 0..rows {
+        pair.engine.decode(r, 0, &mut line);
+        order.push(*index.get(&key(line.iter().copied()))?);
+    }
+    let text = in_order(pair.weight, "rows", &order, heads_of(pair.weight, g, rows))?;
+    let file = pair.file;
+    let row: Predict<'p> = Box::new(move |r, out| file.decode(order[r], 0, out));
+    Some(Guess { name: format!("rows of {} in another order", pair.weight), text, row })
+}
+
+/// Columns in another order.
+fn order_of_columns<'p>(pair: &Pair<'p>, g: &Geometry) -> Option<Guess<'p>> {
+    let cols = pair.engine.cols();
+    let few = pair.engine.rows().min(8);
+    if few < 2 && cols < 2 {
+        return None;
+    }
+    let mut file = dense(pair.file, 0..few, true);
+    let engine = dense(pair.engine, 0..few, true);
+    file.mapv_inplace(|v| pair.dtype.round(v));
+    let mut index: HashMap<Vec<u64>, usize> = HashMap::new();
+    for (c, line) in file.rows().into_iter().enumerate() {
+        index.entry(key(line.iter().copied())).or_insert(c);
+    }
+    let of = |line: ndarray::ArrayView1<f64>| index.get(&key(line.iter().copied())).copied();
+    let order: Vec<usize> = engine.rows().into_iter().map(of).collect::<Option<_>>()?;
+    let heads = if pair.weight == Weight::WO { Some(g.value) } else { None };
+    let text = in_order(pair.weight, "columns", &order, heads)?;
+    let file = pair.file;
+    let row: Predict<'p> = Box::new(move |r, out| {
+        let mut whole = vec![0.0; out.len()];
+        file.decode(r, 0, &mut whole);
+        out.iter_mut().zip(&order).for_each(|(o, c)| *o = whole[*c]);
+    });
+    Some(Guess { name: format!("columns of {} in another order", pair.weight), text, row })
+}
+
+/// Rows of a head of a weight that has heads along them.
+fn heads_of(weight: Weight, g: &Geometry, rows: usize) -> Option<usize> {
+    let heads = weight.row().axes.first() == Some(&Axis::Head) && g.heads > 0;
+    (heads && rows.is_multiple_of(g.heads)).then(|| rows / g.heads)
+}
+
+/// An order in words; None where nothing has moved.
+fn in_order(weight: Weight, what: &str, order: &[usize], head: Option<usize>) -> Option<String> {
+    let moved: Vec<usize> = (0..order.len()).filter(|i| order[*i] != *i).collect();
+    if moved.is_empty() {
+        return None;
+    }
+    if let Some(size) = head.filter(|s| *s > 0) {
+        let of: Vec<usize> = order.iter().step_by(size).map(|r| r / size).collect();
+        if (0..order.len()).all(|r| order[r] == of[r / size] * size + r % size) {
+            let words: Vec<String> = (0..of.len())
+                .filter(|h| of[*h] != *h)
+                .take(6)
+                .map(|h| format!("head {h} holds {}", of[h]))
+                .collect();
+            return Some(format!("heads of {weight} are in another order: {}", words.join(", ")));
+        }
+    }
+    let mut runs: Vec<(usize, usize, usize)> = Vec::new();
+    for (i, from) in order.iter().enumerate() {
+        match runs.last_mut() {
+            Some((a, b, first)) if *first + (i - *a) == *from => *b = i,
+            _ => runs.push((i, i, *from)),
+        }
+    }
+    let words: Vec<String> = runs
+        .iter()
+        .filter(|(a, _, f)| a != f)
+        .take(4)
+        .map(|(a, b, f)| format!("{a}..{b} hold {f}..{}", f + b - a))
+        .collect();
+    let more = if runs.len() > 5 { format!(" … ({} moved)", moved.len()) } else { String::new() };
+    Some(format!("{what} of {weight} are in another order: {}{more}", words.join(", ")))
+}
+
+/// Rows of zeros, all others the file's.
+fn zeros<'p>(pair: &Pair<'p>) -> Option<Guess<'p>> {
+    let wrong = pair.wrong();
+    let mut line = vec![0.0; pair.engine.cols()];
+    let mut empty = |r: &usize| {
+        pair.engine.decode(*r, 0, &mut line);
+        line.iter().all(|v| *v == 0.0)
+    };
+    if wrong.is_empty() || !wrong.iter().all(&mut empty) {
+        return None;
+    }
+    let text = format!("rows {} of {} are zero: a shard that was never loaded", ranges(&wrong), pair.weight);
+    let file = pair.file;
+    let row: Predict<'p> = Box::new(move |r, out| match wrong.binary_search(&r) {
+        Ok(_) => out.fill(0.0),
+        Err(_) => file.decode(r, 0, out),
+    });
+    Some(Guess { name: format!("rows of {} zero", pair.weight), text, row })
+}
+
+/// The same bytes read with the other shape, whole or head by head.
+fn transposed<'p>(pair: &Pair<'p>, g: &Geometry) -> Vec<Guess<'p>> {
+    let (rows, cols) = (pair.file.rows(), pair.file.cols());
+    if rows * cols > MOST || pair.weight.is_norm() {
+        return Vec::new();
+    }
+    let mut heights = vec![rows];
+    heights.extend(heads_of(pair.weight, g, rows).filter(|h| *h != rows));
+    let of = |height: usize| {
+        let file = pair.file;
+        let whole: Vec<f32> = (0..rows)
+            .flat_map(|r| dense(file, r..r + 1, false).into_raw_vec_and_offset().0)
+            .map(|v| v as f32)
+            .collect();
+        let each = if height < rows { " of each head" } else { "" };
+        let row: Predict<'p> = Box::new(move |r, out| {
+            let (start, i) = (r / height * height * cols, r % height);
+            out.iter_mut().enumerate().for_each(|(j, o)| *o = f64::from(whole[start + j * height + i]));
+        });
+        Guess {
+            name: format!("{} transposed", pair.weight),
+            text: format!(
+                "{}{each} is transposed in memory: [{height}, {cols}] is read as [{cols}, {height}]",
+                pair.weight
+            ),
+            row,
+        }
+    };
+    heights.into_iter().map(of).collect()
+}
+
+/// Values through one more quantisation, or with one added.
+fn values<'p>(pair: &Pair<'p>) -> Vec<Guess<'p>> {
+    let (file, weight) = (pair.file, pair.weight);
+    let guess = |name: &str, text: &str, change: fn(&mut [f64])| {
+        let row: Predict<'p> = Box::new(move |r, out| {
+            file.decode(r, 0, out);
+            change(out);
+        });
+        Guess { name: format!("{weight} {name}"), text: format!("{weight} {text}"), row }
+    };
+    let mut all = vec![
+        guess("through f16", "was rounded to f16 before", |out| DType::F16.round_slice(out)),
+        guess("through bf16", "was rounded to bf16 before", |out| DType::Bf16.round_slice(out)),
+        guess("quantised again", "was quantised a second time, to q8_0", q8_0),
+        guess("negated", "has the other sign", |out| out.iter_mut().for_each(|v| *v = -*v)),
+    ];
+    if weight.is_norm() {
+        all.push(guess("plus one", "has one added", |out| out.iter_mut().for_each(|v| *v += 1.0)));
+        all.push(guess("minus one", "has one taken off", |out| out.iter_mut().for_each(|v| *v -= 1.0)));
+        all.push(guess("left out", "is one throughout", |out| out.fill(1.0)));
+    }
+    all
+}
+
+/// Blocks of 32: d = max|x|/127 in f16, values round(x/d)·d.
+fn q8_0(out: &mut [f64]) {
+    for block in out.chunks_mut(Q8_BLOCK) {
+        let most = block.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+        let d = most / 127.0;
+        let stored = DType::F16.round(d);
+        block.iter_mut().for_each(|v| *v = if d > 0.0 { (*v / d).round() * stored } else { 0.0 });
+    }
+}
