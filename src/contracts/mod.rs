@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn every_kernel_is_written_and_read_back() {
-        assert_eq!(kernels().len(), 20);
+        assert_eq!(kernels().len(), 21);
         for k in kernels() {
             let text = to_toml(&k.contract).unwrap();
             assert_eq!(parse(&text, &k.name).unwrap(), k.contract, "{text}");
