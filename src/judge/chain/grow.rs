@@ -55,7 +55,8 @@ impl Grown {
 pub fn grown(of: &Isolated, id: TensorId, c: &Chunk) -> Option<Grown> {
     // Under a hypothesis that reads other keys, rows of errors are no longer those of keys: less is allowed, and less explained.
     let other_keys = of.departure.is_some_and(|d| !d.keys.is_empty());
-    if of.slacks.is_empty() || other_keys && matches!(c.terms, Terms::Attention { .. } | Terms::Split { .. }) {
+    if of.slacks.is_empty() || other_keys && matches!(c.terms, Terms::Attention { .. } | Terms::Split { .. })
+    {
         return None;
     }
     let mut grown = match &c.terms {
