@@ -18,6 +18,7 @@ use crate::engine::{Engine, EngineError};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
 use crate::judge::cause::weight::OtherLayers;
 use crate::judge::cumulative::{self, Drift, KeepAll};
+use crate::judge::memory::Memory;
 use crate::judge::watch::{self, GateReport, Watch};
 use crate::judge::{
     Ask, Budget, Recorder, Session, Settings, Unit, Verdict, Which, compare_scalars, overall,
@@ -25,7 +26,8 @@ use crate::judge::{
 use crate::model::{Convention, Layer, Model, ModelError, Reading};
 use crate::nvrtc::Target;
 use crate::probe::{self, Probe, Subject};
-use crate::report::{CaseReport, Judgement, LayerReport};
+use crate::reference_cache::ReferenceCache;
+use crate::report::{CacheReport, CaseReport, Judgement, LayerReport};
 use crate::trace::save::{Run, Saver};
 use mla_numeric::DType;
 use mla_reference::product::{Dense, Rows};
@@ -33,6 +35,7 @@ use mla_reference::{Accumulate, Contract, Form, Regime, Spec, Stage, Weight, Wei
 use ndarray::Array2;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Which engine computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +121,8 @@ pub struct Options {
     pub cumulative: bool,
     /// A question about one tensor; the run ends with its answer.
     pub ask: Option<Ask>,
+    /// Results of the reference from earlier runs.
+    pub reference_cache: Option<Arc<ReferenceCache>>,
 }
 
 impl Default for Options {
@@ -144,6 +149,7 @@ impl Default for Options {
             gates: Vec::new(),
             cumulative: false,
             ask: None,
+            reference_cache: None,
         }
     }
 }
@@ -223,6 +229,7 @@ pub fn layer_with(
         probe_seconds: 0.0,
         gates: Vec::new(),
         cumulative: Vec::new(),
+        reference_cache: None,
         odd: Vec::new(),
         forms_agree: None,
         seconds: 0.0,
@@ -252,6 +259,7 @@ pub fn layer_with(
         let judged = judge(&layer, &case, options, settings, engine, recorder, Some(&others), progress)?;
         (report.tensors, report.odd) = (judged.units, judged.odd);
         (report.gates, report.cumulative) = (judged.gates, judged.cumulative);
+        report.reference_cache = judged.reference_cache;
         report.verdict = overall(&report.tensors);
         // Now it is known what compiled its kernels.
         report.engine = engine.describe();
@@ -351,7 +359,6 @@ fn library(options: &Options) -> Result<Library, EngineError> {
         None => Library::built_in(),
         Some(folder) => Library::folder(folder),
     }
-    .map_err(EngineError::Input)
 }
 
 /// Readings of the model by other conventions, where they differ in a number.
@@ -376,6 +383,8 @@ pub struct Judged {
     pub gates: Vec<GateReport>,
     /// Differences from the start of the layer, where asked for.
     pub cumulative: Vec<Drift>,
+    /// What a cache of the reference was good for, where there is one.
+    pub reference_cache: Option<CacheReport>,
 }
 
 /// The layers of a model beside one of them.
@@ -408,7 +417,7 @@ impl OtherLayers for Neighbours<'_> {
 pub fn judge<'a>(
     layer: &'a Layer<'a>,
     case: &'a Case,
-    options: &Options,
+    options: &'a Options,
     settings: Settings,
     engine: &dyn Engine,
     recorder: Option<&'a mut dyn Recorder>,
@@ -420,6 +429,7 @@ pub fn judge<'a>(
     let settings = Settings { declared: (contract != declared).then_some(declared), ..settings };
     let mut session = Session::new(layer, case, &options.forms, contract, recorder, Box::new(progress))
         .with(settings)
+        .remembering(options.reference_cache.as_deref().map(|c| c as &dyn Memory))
         .beside(others);
     let mut keep = KeepAll::new(options.cumulative, &mut session);
     let mut watch = Watch::new(&options.gates, layer, case, &options.forms, &contract, &mut keep);
@@ -436,11 +446,14 @@ pub fn judge<'a>(
     }
     let mut gates = watch.finish();
     let kept = keep.finish();
+    let used = session.used();
     let (units, odd) = session.finish();
     watch::with_verdicts(&mut gates, &units);
     let cumulative =
         if options.cumulative { cumulative::drift(layer, case, &options.forms, kept)? } else { Vec::new() };
-    Ok(Judged { units, odd, gates, cumulative })
+    let known = options.reference_cache.as_deref();
+    let reference_cache = known.map(|c| CacheReport { used, damaged: c.damaged(), lost: c.lost().map(Into::into) });
+    Ok(Judged { units, odd, gates, cumulative, reference_cache })
 }
 
 /// Probes the engine; what is broken is evidence for a fault.

@@ -207,6 +207,7 @@ fn declared_casts_are_emulated_where_they_happen() {
                 source: &Kept(&keep),
                 wanted: None,
                 departure: None,
+                memory: None,
             }
             .evaluate(stage, None, &|c| out.lock().unwrap().slice_mut(s![c.rows, c.cols]).assign(&c.x));
             out.into_inner().unwrap()

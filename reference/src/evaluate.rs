@@ -17,6 +17,7 @@ use crate::geometry::Spec;
 use crate::key_stats::KeyStats;
 use crate::plan::{Given, Plan, Sequence};
 use crate::product::{Dense, Rows, Strided, product, product_with_norms};
+use crate::recall::{self, Memory};
 use crate::rows::{Part, dense};
 use crate::stage::{Form, Phase, Stage, Weight};
 use ndarray::{Array2, ArrayView2, Axis, CowArray, Ix2, s};
@@ -174,6 +175,8 @@ pub struct Evaluator<'a> {
     pub wanted: Option<Wanted<'a>>,
     /// In what attention departs from its formula; None: in nothing.
     pub departure: Option<&'a Departure>,
+    /// Where results of this stage from these inputs may be known; None: everything is computed.
+    pub memory: Memory<'a>,
 }
 
 /// Whether a chunk of an attention is wanted: first row of the stage's matrix, head.
@@ -270,7 +273,8 @@ impl Evaluator<'_> {
         let norms = self.norms(a);
         for cols in row_chunks(w.rows(), COLUMN_CHUNK) {
             let part = Part { inner: w, rows: cols.clone() };
-            let product = multiply(a, &part, norms.as_ref());
+            let place = (rows.start, cols.start, 0);
+            let product = self.multiply(place, a, &part, norms.as_ref());
             let (mut x, terms) = product.terms(a, &part);
             add_sums(&mut x, sums, 0..a.nrows(), &part);
             visit(Chunk { rows: rows.clone(), cols, x, terms });
@@ -288,6 +292,12 @@ impl Evaluator<'_> {
     fn some_heads(&self) -> Vec<usize> {
         let asked = |h: &usize| self.departure.is_none_or(|d| d.only.head(*h));
         (0..self.spec.geometry.heads).filter(asked).collect()
+    }
+
+    /// [`multiply`], or what is remembered of it.
+    fn multiply(&self, place: recall::Place, a: ArrayView2<f64>, w: &dyn Rows, norms: Option<&Array2<f64>>) -> Product {
+        let shape = (a.nrows(), w.rows(), norms.is_some());
+        recall::product(self.memory, place, shape, || multiply(a, w, norms))
     }
 
     /// Norms of blocks of the left side, where a bound will ask for them.
@@ -314,7 +324,9 @@ impl Evaluator<'_> {
             for rows in row_chunks(total, TOKEN_CHUNK) {
                 let a = a.slice(s![rows.clone(), ..]);
                 let w = strided(&w);
-                let (mut x, terms) = multiply(a, &w, self.norms(a).as_ref()).terms(a, &w);
+                let place = (rows.start, h * width, 0);
+                let product = self.multiply(place, a, &w, self.norms(a).as_ref());
+                let (mut x, terms) = product.terms(a, &w);
                 add_sums(&mut x, sums.as_ref(), rows.clone(), &w);
                 visit(Chunk { rows, cols: h * width..(h + 1) * width, x, terms });
             }
@@ -359,7 +371,8 @@ impl Evaluator<'_> {
                 parts.into_par_iter().for_each(|(mut part, h)| {
                     part.assign(&dense(w, h * g.latent..(h + 1) * g.latent, true));
                 });
-                let product = multiply(latent, &strided(&lifted), norms.as_ref());
+                let place = (rows.start, heads.start * g.key(), 0);
+                let product = self.multiply(place, latent, &strided(&lifted), norms.as_ref());
                 for (i, h) in heads.enumerate() {
                     let own = i * g.nope..(i + 1) * g.nope;
                     let at = h * g.key();
@@ -521,7 +534,10 @@ impl Evaluator<'_> {
         range: Range<usize>,
         visit: Visit,
     ) {
-        let attended = attend_as(head, range, self.contract, slip);
+        let place = (rows.start, h, range.start);
+        let shape = (rows.len(), range.clone(), head.v.cols());
+        let attended =
+            recall::attention(self.memory, place, shape, || attend_as(head, range, self.contract, slip));
         let lse = matches!(stage, Stage::Lse | Stage::PartLse);
         let (x, width) = if lse {
             let column = Array2::from_shape_vec((rows.len(), 1), attended.lse.clone());
@@ -717,11 +733,11 @@ fn add_sums(x: &mut Array2<f64>, sums: Option<&Array2<f64>>, rows: Range<usize>,
 }
 
 /// a · wᵀ with what its bounds and noise need; all but `x` empty where nobody asked.
-struct Product {
-    x: Array2<f64>,
-    size: Array2<f64>,
-    a_norms: Vec<f64>,
-    w_norms: Vec<f64>,
+pub(crate) struct Product {
+    pub(crate) x: Array2<f64>,
+    pub(crate) size: Array2<f64>,
+    pub(crate) a_norms: Vec<f64>,
+    pub(crate) w_norms: Vec<f64>,
 }
 
 impl Product {

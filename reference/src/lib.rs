@@ -27,6 +27,7 @@ pub mod key_stats;
 pub mod operands;
 pub mod plan;
 pub mod product;
+pub mod recall;
 pub mod rows;
 pub mod stage;
 
@@ -38,4 +39,5 @@ pub use ggml::GgmlType;
 pub use key_stats::KeyStats;
 pub use operands::Operands;
 pub use plan::{Given, Plan, Regime, RowName, Sequence};
+pub use recall::Recall;
 pub use stage::{Axis, Form, Phase, STAGES, Scope, Stage, WEIGHTS, Weight};

@@ -49,6 +49,10 @@ impl<R: Rows> Rows for Rounded<R> {
         self.inner.decode(row, k0, out);
         self.dtype.round_slice(out);
     }
+    fn say(&self, to: &mut dyn FnMut(&[u8])) {
+        to(format!("rounded to {};", self.dtype).as_bytes());
+        self.inner.say(to);
+    }
 }
 
 /// Every value through a function: sizes, squares.
@@ -92,6 +96,13 @@ impl<R: Rows> Rows for Patched<R> {
         for ((_, col), v) in self.values.range((row, k0)..(row, k0 + out.len())) {
             out[col - k0] = *v;
         }
+    }
+    fn say(&self, to: &mut dyn FnMut(&[u8])) {
+        to(format!("{} patched;", self.values.len()).as_bytes());
+        for ((row, col), v) in &self.values {
+            to(format!("{row} {col} {:x};", v.to_bits()).as_bytes());
+        }
+        self.inner.say(to);
     }
 }
 

@@ -258,6 +258,7 @@ impl Own {
             source: &kept,
             wanted: None,
             departure: None,
+            memory: None,
         };
         for stage in Stage::ALL.iter().copied().filter(|s| *s < Stage::Cache && s.exists(&g)) {
             let width = few.shape(stage, None, &g).iter().skip(1).product();

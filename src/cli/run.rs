@@ -1,7 +1,7 @@
 /*! `mla-check run`: load weights, run an engine, judge every tensor. */
 
 use super::out::{Failure, Output};
-use super::{devices, layers, text};
+use super::{bisect::Bisecting, devices, layers, text};
 use crate::case::{Batch, DEFAULT_BATCH};
 use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options, not_judged};
 use crate::contracts::ContractChoice;
@@ -13,11 +13,14 @@ use crate::judge::{Ask, Budget, Verdict};
 use crate::model::{Convention, Model, Reading};
 use crate::nvrtc::{Nvrtc, Target};
 use crate::report::{LayerReport, ModelReport, Report, terminal};
+use crate::reference_cache::ReferenceCache;
+use crate::signature;
 use crate::trace::npy;
 use clap::{Args, ValueEnum};
 use mla_numeric::DType;
 use mla_reference::{Form, Geometry, Regime};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Options of `run`.
 #[derive(Args)]
@@ -116,9 +119,22 @@ pub struct RunArgs {
     /// Threads [default: all cores]; results do not depend on it
     #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
     threads: Option<u16>,
-    /// Exit codes for `git bisect run`: usage errors are 128, no verdict 125
-    #[arg(long)]
-    bisect: bool,
+    /// Keep results of the float64 reference in a folder, for the next run of the same case: only equal bits are found
+    /// again, and what is damaged is computed anew
+    #[arg(long, value_name = "DIR", help_heading = "Bisecting")]
+    reference_cache: Option<PathBuf>,
+    /// Most that may stand in it, in GB; the oldest go first
+    #[arg(long, value_name = "GB", help_heading = "Bisecting", default_value_t = 16.0, value_parser = positive)]
+    reference_cache_limit: f64,
+    /// Exit codes for `git bisect run` (docs/bisecting.md): 0 good, 1 bad, 125 skip, 128 stop
+    #[arg(long, help_heading = "Bisecting")]
+    pub(super) bisect: bool,
+    /// Write what is wrong here to a file, for --signature
+    #[arg(long, value_name = "FILE", help_heading = "Bisecting", conflicts_with = "signature")]
+    pub(super) record_signature: Option<PathBuf>,
+    /// Only the fault recorded in this file is bad: under --bisect another one is 125, skip
+    #[arg(long, value_name = "FILE", help_heading = "Bisecting")]
+    pub(super) signature: Option<PathBuf>,
 }
 
 fn fault_help() -> String {
@@ -287,6 +303,7 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
             Failure::Input(format!("{what}\n  where: {}\n  do: choose another file", model.file()))
         })?],
     };
+    let bisecting = Bisecting::new(args, signature::Setup::of(&model, &options, &layers))?;
     let mut report = Report {
         schema: "mla-check.run/1",
         version: env!("CARGO_PKG_VERSION"),
@@ -298,6 +315,7 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
         engine_choice: choice,
         layers: Vec::new(),
         beside: Vec::new(),
+        signature: None,
         not_judged: not_judged(&options),
         command: command(),
     };
@@ -322,8 +340,9 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
         }
     }
     if let Some(e) = broken.take_if(|_| report.layers.is_empty()) {
-        return Err(failure(e));
+        return bisecting.broke(failure(e), out);
     }
+    bisecting.judged(&mut report, broken.is_some())?;
     emit(report, broken.map(failure), &args.report, args.bisect, out)
 }
 
@@ -377,7 +396,9 @@ pub(super) fn emit(
     out: &mut Output,
 ) -> Result<u8, Failure> {
     report.verdict = worst(&report.layers);
-    let exit = report.verdict.exit(bisect);
+    // Another fault than the recorded one says nothing of that one.
+    let another = bisect && report.signature.as_ref().is_some_and(|s| !s.same);
+    let exit = if another { Verdict::NotCompared } else { report.verdict }.exit(bisect);
     report.exit = exit;
     // Printed first: a full disk must not cost the verdict. A reader who left early (`| head`) does not change it.
     let printed = if out.json() {
@@ -406,6 +427,7 @@ pub(super) fn failure(e: CheckError) -> Failure {
         CheckError::Engine(EngineError::Sink(SinkError::Write(e))) => Failure::Input(e),
         CheckError::Engine(EngineError::Unavailable(e)) => Failure::Unavailable(e),
         CheckError::Engine(EngineError::Input(e)) => Failure::Input(e),
+        CheckError::Engine(EngineError::Broke(e)) => Failure::Broke(e),
         CheckError::Engine(e) => Failure::Broke(format!(
             "the engine gave up: {e}\n  where: engine cpu\n  do: report it with the command line"
         )),
@@ -493,6 +515,13 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         gates: if args.gates { OUTPUTS.to_vec() } else { Vec::new() },
         cumulative: args.cumulative,
         ask: None,
+        reference_cache: match &args.reference_cache {
+            None => None,
+            Some(folder) => {
+                let limit = (args.reference_cache_limit * 1e9) as u64;
+                Some(Arc::new(ReferenceCache::open(folder, limit).map_err(Failure::Input)?))
+            }
+        },
     };
     Ok((options, choice))
 }

@@ -70,6 +70,7 @@ impl Engine for ReferenceEngine {
                 source: &source,
                 wanted: None,
                 departure: None,
+                memory: None,
             }
             .evaluate(id.stage, id.form, &|c| {
                 // Encoded by all threads, copied by one: no work is done while the tensor is locked.

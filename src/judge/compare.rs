@@ -13,6 +13,7 @@ use super::sample::Sample;
 use crate::case::Case;
 use crate::trace::{Tensor, TensorId};
 use mla_reference::evaluate::{Visit, Wanted};
+use mla_reference::recall::Memory;
 use mla_reference::{
     Axis as Name, Chunk, Contract, Departure, Evaluator, Phase, RowName, Source, Spec, Stage, Terms, Weights,
 };
@@ -46,6 +47,9 @@ pub struct Isolated<'a> {
     pub wanted: Option<Wanted<'a>>,
     /// In what attention departs from its formula, under a hypothesis; None: in nothing.
     pub departure: Option<&'a Departure>,
+    /// Where the reference of this stage from these inputs may be known. Of this contract, weights and inputs alone: whoever
+    /// changes one of them forgets it.
+    pub memory: Memory<'a>,
 }
 
 /// Takes a piece of the reference: rows, columns, the engine's values, x, and how far it may be.
@@ -184,6 +188,7 @@ impl Isolated<'_> {
             source: self.source,
             wanted: self.wanted,
             departure: self.departure,
+            memory: self.memory,
         }
         .evaluate(id.stage, id.form, visit);
     }

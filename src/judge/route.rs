@@ -115,6 +115,10 @@ impl<R: Rows> Rows for Routed<R> {
         self.inner.decode(row, k0, out);
         out.iter_mut().for_each(|v| *v = self.route.value(*v));
     }
+    fn say(&self, to: &mut dyn FnMut(&[u8])) {
+        to(format!("{:?};", self.route).as_bytes());
+        self.inner.say(to);
+    }
 }
 
 /// The weights that an engine holds, where those that nobody captured took a route.

@@ -14,6 +14,7 @@ use super::closer::{Closer, Unknown};
 use super::compare::Isolated;
 use super::conclude::{Basis, Budget, conclude};
 use super::evidence::{Evidence, Piece};
+use super::memory::{Memory, Use};
 use super::route::{Route, Routed};
 use super::search::{FoundContract, Known, Search};
 use super::tally::Tally;
@@ -28,7 +29,7 @@ use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::product::{Dense, Rows};
 use mla_reference::rows::Patched;
-use mla_reference::{Axis, Contract, Form, Phase, Plan, Scope, Spec, Stage, Weight, Weights};
+use mla_reference::{Axis, Contract, Recall, Form, Phase, Plan, Scope, Spec, Stage, Weight, Weights};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
@@ -68,6 +69,9 @@ pub struct Session<'a> {
     others: Option<&'a dyn OtherLayers>,
     /// What causes of tensors so far say.
     causes: cause::Known,
+    /// Results of earlier runs, where there are some.
+    memory: Option<&'a dyn Memory>,
+    used: Use,
 }
 
 /// What a judgement may cost and promise, and what it may try.
@@ -213,7 +217,20 @@ impl<'a> Session<'a> {
             seen: Vec::new(),
             others: None,
             causes: cause::Known::default(),
+            memory: None,
+            used: Use::default(),
         }
+    }
+
+    /// The same with results of earlier runs at hand.
+    pub fn remembering(mut self, memory: Option<&'a dyn Memory>) -> Session<'a> {
+        self.memory = memory;
+        self
+    }
+
+    /// How much of them was of use so far.
+    pub fn used(&self) -> Use {
+        self.used
     }
 
     /// The same with the weights of the model's other layers at hand: one of them may be what an engine took.
@@ -295,6 +312,8 @@ impl<'a> Session<'a> {
         }
         self.units.iter_mut().for_each(unit::name_chained);
         unit::mark_after_fault(&mut self.units, g, self.case.plan.splits > 1);
+        let origin = |u: &Unit| unit::origins(std::slice::from_ref(u)).next().is_some();
+        self.units.iter_mut().filter(|u| !origin(u)).for_each(|u| u.residual = Vec::new());
         (self.units, self.odd)
     }
 
@@ -431,6 +450,7 @@ impl<'a> Session<'a> {
                 }
             }
         };
+        let mut used = Use::default();
         let (units, found) = {
             let (view, contract) = (self.tensors.view(id.form), self.contract_for(id, &ready));
             let isolated = self.isolated(id, &ready, &view, &contract);
@@ -443,13 +463,18 @@ impl<'a> Session<'a> {
                 return Ok(());
             }
             let watch = reference.is_some().then_some(&watch as &(dyn Fn(&Piece) + Sync));
-            let mut counted = isolated.compare(id, tensor, watch);
+            let entry = self.memory.filter(|_| self.costs(id)).map(|m| m.stage(id, &isolated, &view));
+            let memory = entry.as_deref().map(|e| e as &dyn Recall);
+            let mut counted = Isolated { memory, ..isolated }.compare(id, tensor, watch);
+            used = entry.map_or(used, |e| e.used());
             let found = if certain { self.search(id, tensor, &isolated, &mut counted) } else { Vec::new() };
             self.answer(id, tensor, &isolated, &ready.chained, &found);
             let mut units = self.units_of(id, tensor, &isolated, counted);
             tell(&mut units, &found);
             (units, found)
         };
+        self.used.taken += used.taken;
+        self.used.made += used.made;
         for (phase, _, contract) in &found {
             if let Some(found) = contract.as_ref().filter(|_| id.stage != Stage::Lse) {
                 self.known.insert((id.form, *phase), found.contract);
@@ -465,6 +490,14 @@ impl<'a> Session<'a> {
             recorder.record(id, tensor, &r.into_inner().unwrap_or_else(PoisonError::into_inner))?;
         }
         Ok(())
+    }
+
+    /// Whether a stage is worth remembering: products and attention are.
+    fn costs(&self, id: TensorId) -> bool {
+        let weights = id.stage.weights(&self.layer.spec.geometry, id.form);
+        let attends =
+            matches!(id.stage, Stage::PartO | Stage::PartLse | Stage::OLatent | Stage::Lse | Stage::AttnOut);
+        attends || weights.iter().any(|w| !w.is_norm())
     }
 
     /// Whether a contract is searched for.

@@ -173,6 +173,9 @@ pub struct Unit {
     /// What would have been seen; None where nothing was compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power: Option<Power>,
+    /// How the engine is off, on random axes, where there is evidence: what tells one fault from another.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub residual: Vec<i16>,
     /// All tests, for calibration.
     #[serde(skip)]
     pub tests: Vec<Test>,
@@ -218,6 +221,7 @@ impl Unit {
             diagnosis: None,
             found: None,
             power: None,
+            residual: Vec::new(),
             tests: Vec::new(),
             basis: None,
         }
@@ -263,6 +267,7 @@ impl Unit {
             }
         });
         let (engine, reference) = tally.digests();
+        let residual = tally.residual.direction();
         Unit {
             axes,
             shape,
@@ -275,6 +280,7 @@ impl Unit {
             not_finite: tally.not_finite,
             worst,
             median_bound_ulps: tally.median_bound(),
+            residual,
             engine: Some(engine),
             reference: Some(reference),
             ..Unit::without_data(which, phase, verdict, "")

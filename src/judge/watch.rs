@@ -199,6 +199,7 @@ impl Inner<'_> {
             source: &source,
             wanted: None,
             departure: None,
+            memory: None,
         }
         .evaluate(id.stage, id.form, &visit);
         for (phase, gates) in counted.into_inner().unwrap_or_else(PoisonError::into_inner) {

@@ -189,6 +189,10 @@ impl Rows for KeyRows<'_> {
         let at = row * g.nope + k0;
         out.copy_from_slice(&all[at..at + out.len()]);
     }
+    fn say(&self, to: &mut dyn FnMut(&[u8])) {
+        to(format!("keys of kv_b, {:?};", self.g).as_bytes());
+        self.kv_b.say(to);
+    }
 }
 
 /// w_uv [H, V, L] out of kv_b.
@@ -207,5 +211,9 @@ impl Rows for ValueRows<'_> {
     fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
         let (h, v) = (row / self.g.value, row % self.g.value);
         self.kv_b.decode(h * (self.g.nope + self.g.value) + self.g.nope + v, k0, out);
+    }
+    fn say(&self, to: &mut dyn FnMut(&[u8])) {
+        to(format!("values of kv_b, {:?};", self.g).as_bytes());
+        self.kv_b.say(to);
     }
 }

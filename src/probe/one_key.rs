@@ -172,6 +172,7 @@ fn weighed(
         source: &Inputs(vec![(input, &small)]),
         wanted: None,
         departure: None,
+        memory: None,
     }
     .evaluate(stage, Some(form), &|chunk| {
         let b = bound(contract, &chunk.terms, chunk.x.view(), false);

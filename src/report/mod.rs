@@ -15,6 +15,7 @@ pub mod terminal;
 use crate::compare::beside::Pair;
 use crate::engine::Description;
 use crate::judge::cumulative::Drift;
+use crate::judge::memory::Use;
 use crate::judge::watch::GateReport;
 use crate::judge::{Budget, ScalarDifference, Unit, Verdict};
 use crate::model::{Layout, Model, Stored};
@@ -47,10 +48,37 @@ pub struct Report {
     /// Two dumps side by side, where two were given.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<Pair>,
+    /// `--signature`: whether what is wrong is the recorded fault; none where nothing is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signature: Option<SignatureReport>,
     /// What was not judged.
     pub not_judged: Vec<String>,
     /// The command that repeats the run.
     pub command: String,
+}
+
+/// What a cache of the reference was good for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CacheReport {
+    /// Parts of the reference that were known, and that were computed.
+    #[serde(flatten)]
+    pub used: Use,
+    /// Entries that were damaged, and were computed anew.
+    pub damaged: u64,
+    /// Why something could not be kept, where that happened.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<String>,
+}
+
+/// What a run says of a recorded fault.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SignatureReport {
+    /// The signature's file.
+    pub file: String,
+    /// Whether the recorded fault is there.
+    pub same: bool,
+    /// In words.
+    pub text: String,
 }
 
 /// The model of a run.
@@ -174,6 +202,9 @@ pub struct LayerReport {
     /// `--cumulative`: differences from the start of the layer; shown, not judged.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cumulative: Vec<Drift>,
+    /// `--reference-cache`: what it was good for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reference_cache: Option<CacheReport>,
     /// What is odd in the weights themselves.
     pub odd: Vec<String>,
     /// Engine `reference`: largest difference between the forms, relative to the largest value.

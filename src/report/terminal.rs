@@ -15,6 +15,9 @@ use std::fmt::Write;
 /// The whole report.
 pub fn render(report: &Report, width: usize) -> String {
     let mut out = String::new();
+    if let Some(s) = &report.signature {
+        wrapped(&mut out, "signature: ", &s.text, width.max(40));
+    }
     for layer in &report.layers {
         layer_report(&mut out, report, layer, width.max(40));
     }
@@ -27,7 +30,8 @@ pub fn render(report: &Report, width: usize) -> String {
 
 /// The verdict line alone, one a layer.
 pub fn verdict_lines(report: &Report) -> String {
-    report.layers.iter().map(|l| verdict_line(report, l) + "\n").collect()
+    let signature = report.signature.iter().map(|s| format!("signature: {}\n", s.text));
+    signature.chain(report.layers.iter().map(|l| verdict_line(report, l) + "\n")).collect()
 }
 
 pub(super) fn paint(v: Verdict, text: &str) -> String {

@@ -22,6 +22,22 @@ pub trait Rows: Sync {
     fn stored(&self) -> Option<(GgmlType, &[u8])> {
         None
     }
+    /// Hands out bytes that say what the matrix is: two with the same bytes have the same values. Meant for hashing. What is
+    /// stored says it in few; all else hands out every value.
+    fn say(&self, to: &mut dyn FnMut(&[u8])) {
+        if let Some((ty, bytes)) = self.stored() {
+            to(format!("{ty} {} {};", self.rows(), self.cols()).as_bytes());
+            return to(bytes);
+        }
+        to(format!("f64 {} {};", self.rows(), self.cols()).as_bytes());
+        let (mut row, mut bytes) = (vec![0.0; self.cols()], Vec::new());
+        for r in 0..self.rows() {
+            self.decode(r, 0, &mut row);
+            bytes.clear();
+            bytes.extend(row.iter().flat_map(|v| v.to_le_bytes()));
+            to(&bytes);
+        }
+    }
 }
 
 impl<R: Rows + ?Sized> Rows for &R {
@@ -36,6 +52,9 @@ impl<R: Rows + ?Sized> Rows for &R {
     }
     fn stored(&self) -> Option<(GgmlType, &[u8])> {
         (**self).stored()
+    }
+    fn say(&self, to: &mut dyn FnMut(&[u8])) {
+        (**self).say(to);
     }
 }
 

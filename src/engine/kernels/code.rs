@@ -11,7 +11,7 @@ use super::machine::broke;
 use crate::device::{Device, Module};
 use crate::engine::EngineError;
 use crate::nvrtc::stamp::Stamp;
-use crate::nvrtc::{Compiled, Error, Kind, Nvrtc, Options, PINNED, Problem, Target};
+use crate::nvrtc::{Compiled, Error, Kind, Nvrtc, Options, PINNED, Target};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -106,7 +106,7 @@ impl Code {
             return Ok(module);
         }
         let options = options(file, geometry).map_err(|e| {
-            EngineError::Input(format!(
+            EngineError::Broke(format!(
                 "{e}\n  where: {}\n  do: correct its header",
                 self.library.place(name)
             ))
@@ -155,10 +155,9 @@ fn compiled(file: &File, target: Target, options: &Options) -> Result<Arc<Compil
     Ok(code)
 }
 
-/// A compiler that is not there is the machine's affair, code that does not compile its author's.
+/// A compiler that is not there is the machine's affair; code that does not compile is an engine that broke.
 fn compiling(e: &Error) -> EngineError {
     match e.problem() {
-        Problem::Code { .. } => EngineError::Input(e.to_string()),
         _ if e.is_unavailable() => EngineError::Unavailable(e.to_string()),
         _ => EngineError::Broke(e.to_string()),
     }

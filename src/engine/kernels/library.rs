@@ -6,6 +6,7 @@ file. Includes are resolved here; the compiler opens no file.
 */
 
 use super::header::Header;
+use crate::engine::EngineError;
 use crate::nvrtc::stamp::Hash;
 use crate::nvrtc::{Source, includes};
 use std::collections::BTreeMap;
@@ -56,20 +57,22 @@ impl Library {
     ///
     /// # Errors
     /// None unless the program was built from kernels that are wrong.
-    pub fn built_in() -> Result<Library, String> {
+    pub fn built_in() -> Result<Library, EngineError> {
         Library::of(None)
     }
 
     /// Kernels of a folder; the program's own where it has no file of a name.
     ///
     /// # Errors
-    /// What, where, what to do: a folder or file that can't be read, a header that is wrong.
-    pub fn folder(folder: &Path) -> Result<Library, String> {
+    /// What, where, what to do. A folder that can't be read or holds no kernels is input that makes no sense; files that
+    /// can't be used (a wrong header, an include that is not there) are an engine that broke: under `--bisect` the first
+    /// stops the bisection, the second skips a commit.
+    pub fn folder(folder: &Path) -> Result<Library, EngineError> {
         let unknown = |e: std::io::Error| {
             let place = folder.display();
-            format!(
+            EngineError::Input(format!(
                 "the kernel folder can't be read: {e}\n  where: {place}\n  do: name a folder with .cu files"
-            )
+            ))
         };
         let mut any = false;
         for entry in std::fs::read_dir(folder).map_err(unknown)? {
@@ -78,24 +81,28 @@ impl Library {
                 any = true;
                 if !BUILT_IN.iter().any(|(n, _)| *n == name) {
                     let known: Vec<&str> = kernel_names().collect();
-                    return Err(format!(
+                    return Err(EngineError::Broke(format!(
                         "no kernel file is called {name:?}\n  where: {}\n  do: call it by what it replaces: {}",
                         folder.display(),
                         known.join(", ")
-                    ));
+                    )));
                 }
             }
         }
         if !any {
             let place = folder.display();
-            return Err(format!(
+            return Err(EngineError::Input(format!(
                 "the kernel folder holds no .cu file\n  where: {place}\n  do: see docs/kernels.md"
-            ));
+            )));
         }
         Library::of(Some(folder.into()))
     }
 
-    fn of(folder: Option<PathBuf>) -> Result<Library, String> {
+    fn of(folder: Option<PathBuf>) -> Result<Library, EngineError> {
+        Library::read(folder).map_err(EngineError::Broke)
+    }
+
+    fn read(folder: Option<PathBuf>) -> Result<Library, String> {
         let mut library = Library { folder, files: BTreeMap::new() };
         for name in kernel_names() {
             let (text, mut built_in) = library.text(name)?.ok_or_else(|| format!("{name} is missing"))?;
@@ -211,7 +218,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let error = |name: &str, text: &str| {
             std::fs::write(folder.path().join(name), text).unwrap();
-            let e = Library::folder(folder.path()).unwrap_err();
+            let e = Library::folder(folder.path()).unwrap_err().to_string();
             std::fs::remove_file(folder.path().join(name)).unwrap();
             assert!(e.contains(&folder.path().display().to_string()) && e.contains("  do: "), "{e}");
             e
@@ -221,6 +228,7 @@ mod tests {
         assert!(error("norm.cu", "int x;").contains("does not begin with a header"));
         let text = BUILT_IN.iter().find(|(n, _)| *n == "norm.cu").unwrap().1;
         assert!(error("norm.cu", &text.replace("common.cuh", "other.cuh")).contains("\"other.cuh\""));
-        assert!(Library::folder(&folder.path().join("none")).unwrap_err().contains("can't be read"));
+        let missing = Library::folder(&folder.path().join("none")).unwrap_err();
+        assert!(matches!(&missing, EngineError::Input(e) if e.contains("can't be read")), "{missing}");
     }
 }

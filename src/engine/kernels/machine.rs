@@ -104,7 +104,7 @@ impl<'a, D: Device> Machine<'a, D> {
     pub fn entries(&self, file: &str, stage: &str) -> Result<Vec<(String, usize)>, EngineError> {
         let missing = || {
             let place = self.code.library().place(file);
-            EngineError::Input(format!(
+            EngineError::Broke(format!(
                 "no kernel computes {stage}\n  where: {place}\n  do: name the stage in a [[kernel]] of its header"
             ))
         };
@@ -122,7 +122,7 @@ impl<'a, D: Device> Machine<'a, D> {
     }
 
     fn refused(&self, file: &str, what: &str) -> EngineError {
-        EngineError::Input(format!(
+        EngineError::Broke(format!(
             "{what}\n  where: {}\n  do: correct its header; docs/kernels.md has the fields",
             self.code.library().place(file)
         ))
@@ -142,7 +142,7 @@ impl<'a, D: Device> Machine<'a, D> {
         arguments: &[Arg],
     ) -> Result<(), EngineError> {
         let Some((file, found)) = self.code.library().with_entry(entry) else {
-            return Err(EngineError::Input(format!(
+            return Err(EngineError::Broke(format!(
                 "no kernel is called {entry}\n  where: the kernel files\n  do: see docs/kernels.md"
             )));
         };

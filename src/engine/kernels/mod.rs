@@ -62,7 +62,7 @@ impl<D: Device> KernelEngine<D> {
         splits: usize,
         forms: &[Form],
     ) -> Result<KernelEngine<D>, EngineError> {
-        let contract = contract(&library, splits, forms).map_err(EngineError::Input)?;
+        let contract = contract(&library, splits, forms).map_err(EngineError::Broke)?;
         Ok(KernelEngine { name, contract, splits, inner: RefCell::new((device, Code::new(library))) })
     }
 

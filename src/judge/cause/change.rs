@@ -149,6 +149,7 @@ impl<'a> Change<'a> {
             seed: of.seed,
             departure: Some(&departure),
             wanted: None,
+            memory: None,
         };
         f(&isolated)
     }

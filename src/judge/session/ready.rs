@@ -150,6 +150,7 @@ impl Session<'_> {
             seed: self.settings.seed,
             wanted: None,
             departure: None,
+            memory: None,
         }
     }
 
