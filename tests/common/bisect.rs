@@ -124,7 +124,8 @@ impl Kernels {
         text.replacen(from, to, 1)
     }
 
-    /// Twelve commits: a fault comes and goes, one does not compile, the regression is the eighth, and the fault comes again.
+    /// Twelve commits: a fault comes and goes, one in the middle does not compile, where git looks first, then comes the regression,
+    /// and the first fault once more.
     pub fn history(&self) -> Vec<Commit<'static>> {
         let norm = |text: &str| vec![("kernels/norm.cu", text.to_string())];
         let other = Kernels::with(&self.norm, OTHER);
@@ -134,13 +135,13 @@ impl Kernels {
         vec![
             ("begin", [norm(&self.norm), merge(self.merge.clone())].concat()),
             ("a comment", merge(commented)),
-            ("norm: unroll", norm(&other)),
             ("notes", Vec::new()),
+            ("norm: unroll", norm(&other)),
             ("norm: take the unrolling back", norm(&self.norm)),
+            ("notes again", Vec::new()),
             ("norm: wider sums", norm(&broken)),
             ("norm: mend the build", norm(&self.norm)),
             ("merge: base 2 throughout", merge(Kernels::with(&self.merge, REGRESSION))),
-            ("notes again", Vec::new()),
             ("norm: unroll once more", norm(&other)),
             ("norm: and back", norm(&self.norm)),
             ("release", Vec::new()),
@@ -166,12 +167,14 @@ pub fn kernels(engine: &str) {
     let of = |file| ["--bisect", "--signature", file];
     let said = repository.bisect(&[&[program][..], &run, &of(".git/signature.json")].concat());
     assert_eq!(culprit(&said), Some("merge: base 2 throughout"), "{said}");
+    assert!(said.contains("does not compile"), "{said}");
     println!("{said}");
 
-    repository.git(&["checkout", "--quiet", "main~6"]);
+    repository.git(&["checkout", "--quiet", "main~5"]);
     check(4, &["--record-signature", ".git/break.json"]);
     check(1, &of(".git/break.json"));
     check(125, &of(".git/signature.json"));
-    repository.git(&["checkout", "--quiet", "main~4"]);
-    check(125, &of(".git/break.json"));
+    // Another fault, without the regression.
+    repository.git(&["checkout", "--quiet", "main~8"]);
+    check(125, &of(".git/signature.json"));
 }
