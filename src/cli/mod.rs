@@ -8,10 +8,12 @@ where, what to do. Exit codes are those of [`judge::TABLE`](crate::judge::TABLE)
 mod calibrate;
 mod case;
 mod compare;
+mod copies;
 mod devices;
 mod explain;
 mod inspect;
 mod layers;
+mod merge;
 mod norms;
 mod out;
 mod packaging;
@@ -81,6 +83,8 @@ enum Command {
     Case(case::CaseArgs),
     /// Show every term behind one element of a report
     Explain(explain::ExplainArgs),
+    /// Put JSON reports of several machines together: layer ranges, shards of a matrix
+    Merge(merge::MergeArgs),
     /// Show what a model file holds, and what is wrong with it
     Inspect(inspect::InspectArgs),
     /// Write a model file with real dimensions and random weights
@@ -117,6 +121,7 @@ pub fn main() -> ExitCode {
         Command::Compare(args) => compare::main(args, &mut output),
         Command::Case(args) => case::main(args, &mut output),
         Command::Explain(args) => explain::main(args, &mut output),
+        Command::Merge(args) => merge::main(args, &mut output),
         Command::Inspect(args) => inspect::main(args, &mut output),
         Command::Synth(args) => synth::main(args, &mut output),
         Command::Calibrate(args) => calibrate::main(args, &mut output),
