@@ -43,6 +43,7 @@ pub mod cli;
 pub mod compare;
 pub mod contracts;
 pub mod device;
+pub mod diff;
 pub mod engine;
 pub mod explain;
 pub mod fault;

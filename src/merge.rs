@@ -101,7 +101,7 @@ pub fn merge(mut sources: Vec<Source>, wanted: &Wanted) -> Result<Merged, MergeE
     let layers: Vec<LayerReport> = parts.into_iter().map(|p| p.layer).collect();
     let mut report = first.report.clone();
     report.model.files = sources.iter().map(|s| s.report.model.files.clone()).min().unwrap_or_default();
-    report.engine_choice = distinct(sources.iter().map(|s| vec![s.report.engine_choice.clone()])).join("; ");
+    report.engine_choice = distinct(sources.iter().map(choices)).join("; ");
     report.not_judged = distinct(sources.iter().map(|s| s.report.not_judged.clone()));
     let broken: BTreeSet<Lack> = sources.iter().flat_map(|s| s.report.broken.clone()).collect();
     report.broken = broken.into_iter().collect();
@@ -135,17 +135,14 @@ fn alone(s: &Source) -> Result<(), MergeError> {
 
 /// Whether two reports are parts of one.
 fn together(a: &Source, b: &Source) -> Result<(), MergeError> {
-    let file = |path: &String| path.rsplit(['/', '\\']).next().unwrap_or_default().to_string();
-    let model = |s: &Source| {
-        let m = &s.report.model;
-        let files: Vec<String> =
-            m.files.iter().zip(&m.bytes).map(|(f, n)| format!("{} of {n} bytes", file(f))).collect();
-        format!("{}, {}, {} layers", files.join(" and "), m.architecture, m.layers)
-    };
     let fields: [(&str, &dyn Fn(&Source) -> String, &str); 5] = [
-        ("schemas", &|s| s.report.schema.to_string(), "merge reports of `run` and of `compare` by themselves"),
+        (
+            "schemas",
+            &|s| s.report.schema.to_string(),
+            "merge reports of `run` and of `compare` by themselves",
+        ),
         ("versions of mla-check", &|s| s.report.version.to_string(), "make all parts with one version"),
-        ("models", &model, "merge the reports of each model by themselves"),
+        ("models", &|s| model(&s.report), "merge the reports of each model by themselves"),
         ("conventions", &|s| s.report.convention.to_string(), "make all parts with one --convention"),
         (
             "deliberate faults",
@@ -156,11 +153,24 @@ fn together(a: &Source, b: &Source) -> Result<(), MergeError> {
     for (what, of, how) in fields {
         let (x, y) = (of(a), of(b));
         if x != y {
-            let what = format!("the reports are of different {what}: {} and {}", printable(&x), printable(&y));
+            let what =
+                format!("the reports are of different {what}: {} and {}", printable(&x), printable(&y));
             return Err(MergeError::Apart { what, where_: vec![name(a), name(b)], how });
         }
     }
     Ok(())
+}
+
+/// Which model a report is of, in words: names and sizes of its files, wherever they lie.
+pub fn model(report: &Report) -> String {
+    let m = &report.model;
+    let file = |path: &String| path.rsplit(['/', '\\']).next().unwrap_or_default().to_string();
+    let files: Vec<String> =
+        m.files.iter().zip(&m.bytes).map(|(f, n)| format!("{} of {n} bytes", file(f))).collect();
+    match files.as_slice() {
+        [] => "no model".into(),
+        _ => printable(&format!("{}, {}, {} layers", files.join(" and "), m.architecture, m.layers)),
+    }
 }
 
 /// Text of a file, on one line.
@@ -282,6 +292,11 @@ fn figures(u: &Unit) -> [(&'static str, Value); 7] {
         ("norm and checksum of the reference", json!(u.reference)),
         ("worst element", json!(u.worst.as_ref().map(|w| (&w.index, w.engine.to_bits())))),
     ]
+}
+
+/// Why engines are the ones they are; of a merge, several.
+fn choices(s: &Source) -> Vec<String> {
+    s.report.engine_choice.split("; ").map(String::from).collect()
 }
 
 /// Lists as one: as they are where all are the same, else sorted.

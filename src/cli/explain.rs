@@ -68,7 +68,10 @@ pub fn main(args: &ExplainArgs, out: &mut Output) -> Result<u8, Failure> {
     if report.version != ours {
         let made = text::escape(report.version);
         let what = format!("the report is of mla-check {made}, this is {ours} (schema {})", report.schema);
-        return Err(bad(what, "explain it with the version that made it, or make a new report with this one"));
+        return Err(bad(
+            what,
+            "explain it with the version that made it, or make a new report with this one",
+        ));
     }
     let layer = layer(args, &report).map_err(|(what, how)| bad(what, &how))?;
     let units = units(args, layer).map_err(|(what, how)| bad(what, &how))?;
@@ -78,10 +81,7 @@ pub fn main(args: &ExplainArgs, out: &mut Output) -> Result<u8, Failure> {
     run::threads(args.threads)?;
     let which = explain::which(unit.tensor, unit.form).ok_or_else(|| {
         bad(
-            format!(
-                "{} is compared bit for bit with what stands beside it: nothing is computed",
-                name(unit)
-            ),
+            format!("{} is compared bit for bit with what stands beside it: nothing is computed", name(unit)),
             "explain the tensor that it is a copy of",
         )
     })?;
@@ -113,7 +113,8 @@ pub fn main(args: &ExplainArgs, out: &mut Output) -> Result<u8, Failure> {
     e.verdict = own.verdict.name().replace(' ', "-");
     for worst in units.iter().filter_map(|u| u.worst.as_ref()) {
         let here = worst.index.iter().map(|(_, i)| *i).eq(args.index.iter().copied());
-        let same = |v: f64| v.to_bits() == e.value.engine.to_bits() || (v.is_nan() && e.value.engine.is_nan());
+        let same =
+            |v: f64| v.to_bits() == e.value.engine.to_bits() || (v.is_nan() && e.value.engine.is_nan());
         if here && !same(worst.engine) {
             out.warn(&format!(
                 "the report has {:e} here, this run {:e}: an engine or a file is not what it was",
@@ -137,7 +138,9 @@ fn finish(e: &mut Explanation, args: &ExplainArgs, report: &Report, layer: &Laye
     e.command = report.command_of(layer).to_string();
     e.layer = layer.layer;
     for from in &mut e.from {
-        if let Some(s) = layer.weights.iter().find(|s| s.weight.name() == *from || e.tensor == s.weight.name()) {
+        if let Some(s) =
+            layer.weights.iter().find(|s| s.weight.name() == *from || e.tensor == s.weight.name())
+        {
             *from = format!("{from} ({} in the file, {})", s.tensor, s.ty);
         }
     }

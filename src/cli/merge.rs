@@ -53,7 +53,8 @@ pub fn main(args: &MergeArgs, out: &mut Output) -> Result<u8, Failure> {
     }
     files.sort();
     files.dedup();
-    let sources = files.into_iter().map(|path| Ok(Source { report: read(&path).map_err(Failure::input)?, path }));
+    let sources =
+        files.into_iter().map(|path| Ok(Source { report: read(&path).map_err(Failure::input)?, path }));
     let sources: Vec<Source> = sources.collect::<Result<_, Failure>>()?;
     let count = sources.len();
     let asked = match sources.first().map(|s| &s.report.model) {
@@ -62,11 +63,16 @@ pub fn main(args: &MergeArgs, out: &mut Output) -> Result<u8, Failure> {
         }
         _ => None,
     };
-    let merged = merge::merge(sources, &Wanted { layers: asked, gpu_floor: args.gpu_floor }).map_err(|e| match e {
-        MergeError::Apart { .. } => Failure::input(e),
-        MergeError::Contradiction { .. } => Failure::Fault(e.to_string()),
-    })?;
-    out.say(&format!("{count} reports, {} layer reports in them twice", merged.repeated));
+    let merged =
+        merge::merge(sources, &Wanted { layers: asked, gpu_floor: args.gpu_floor }).map_err(|e| match e {
+            MergeError::Apart { .. } => Failure::input(e),
+            MergeError::Contradiction { .. } => Failure::Fault(e.to_string()),
+        })?;
+    let twice = match merged.repeated {
+        0 => String::new(),
+        n => format!("; {n} of their layer reports stand in others as well, and say the same"),
+    };
+    out.say(&format!("merged {count} report{}{twice}", if count == 1 { "" } else { "s" }));
     for line in &merged.there {
         out.say(line);
     }

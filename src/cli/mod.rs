@@ -10,6 +10,7 @@ mod case;
 mod compare;
 mod copies;
 mod devices;
+mod diff;
 mod explain;
 mod inspect;
 mod layers;
@@ -85,6 +86,8 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Put JSON reports of several machines together: layer ranges, shards of a matrix
     Merge(merge::MergeArgs),
+    /// Hold two reports of the same case against each other: what got better or worse, and whether it matters
+    Diff(diff::DiffArgs),
     /// Show what a model file holds, and what is wrong with it
     Inspect(inspect::InspectArgs),
     /// Write a model file with real dimensions and random weights
@@ -122,6 +125,7 @@ pub fn main() -> ExitCode {
         Command::Case(args) => case::main(args, &mut output),
         Command::Explain(args) => explain::main(args, &mut output),
         Command::Merge(args) => merge::main(args, &mut output),
+        Command::Diff(args) => diff::main(args, &mut output),
         Command::Inspect(args) => inspect::main(args, &mut output),
         Command::Synth(args) => synth::main(args, &mut output),
         Command::Calibrate(args) => calibrate::main(args, &mut output),

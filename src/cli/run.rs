@@ -321,7 +321,11 @@ impl RunArgs {
     /// A report without layers.
     fn empty(&self, model: ModelReport) -> Report {
         Report {
-            convention: if self.convention == Convention::Auto { "hf (auto)" } else { self.convention.name() },
+            convention: if self.convention == Convention::Auto {
+                "hf (auto)"
+            } else {
+                self.convention.name()
+            },
             ..Report::empty(RUN, model, command())
         }
     }

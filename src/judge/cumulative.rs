@@ -12,9 +12,9 @@ use crate::engine::reference::ReferenceEngine;
 use crate::engine::{Engine, EngineError, Sink, SinkError};
 use crate::model::Layer;
 use crate::trace::{Tensor, TensorId};
+use crate::written::{self, Name};
 use mla_reference::product::Rows;
 use mla_reference::{Form, Stage, Weight};
-use crate::written::{self, Name};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 

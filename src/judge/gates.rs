@@ -17,8 +17,8 @@ Every rule is turned into the share of what it allows: up to 1 it passes. Elemen
 tallies; sums are kept by row and added in the order of rows, so that no figure depends on threads.
 */
 
-use mla_numeric::DType;
 use crate::written::{self, Name, text};
+use mla_numeric::DType;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -13,11 +13,11 @@ use super::search::FoundContract;
 use super::tally::{Digest, Tally};
 use super::verdict::Verdict;
 use crate::trace::{Tensor, TensorId};
+use crate::written::{self, Name, text};
 use mla_numeric::DType;
 use mla_reference::evaluate::row_chunks;
 use mla_reference::{Axis, Form, Geometry, Phase, RowName, Scope, Stage, Weight};
 use rayon::prelude::*;
-use crate::written::{self, Name, text};
 use serde::{Deserialize, Serialize};
 
 /// What was judged.

@@ -26,11 +26,11 @@ mod run;
 use crate::engine::{Engine, EngineError};
 use crate::fault::Fault;
 use crate::model::Layer;
+use crate::written::{self, Name};
 use case::Common;
 use mla_reference::Form;
 use place::Count;
 use run::{Runner, unchanged};
-use crate::written::{self, Name};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 

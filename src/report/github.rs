@@ -86,7 +86,8 @@ fn layer(l: &LayerReport) -> Vec<Annotation> {
     let mut all = Vec::new();
     for s in &l.scalars {
         let title = format!("mla-check: geometry differs in layer {}: {}", l.layer, s.name);
-        let message = format!("{}: the engine has {}, the file says {}\n{engine}", s.name, s.engine, s.reference);
+        let message =
+            format!("{}: the engine has {}, the file says {}\n{engine}", s.name, s.engine, s.reference);
         all.push(Annotation::of(Verdict::Fault, title, message));
     }
     for u in bad(l) {
@@ -122,8 +123,10 @@ fn layer(l: &LayerReport) -> Vec<Annotation> {
 pub fn summary(report: &Report, room: usize) -> String {
     let mut out = String::new();
     let mark = if report.verdict.row().exit == 0 { "✅" } else { "❌" };
-    let fault = report.deliberate_fault.as_ref().map(|f| format!(" (deliberate fault `{}`)", markdown::cell(f)));
-    let name = report.model.name.as_deref().or(report.model.files.first().map(String::as_str)).unwrap_or("no model");
+    let fault =
+        report.deliberate_fault.as_ref().map(|f| format!(" (deliberate fault `{}`)", markdown::cell(f)));
+    let name =
+        report.model.name.as_deref().or(report.model.files.first().map(String::as_str)).unwrap_or("no model");
     let _ = writeln!(out, "## {mark} mla-check: {}{}\n", report.verdict, fault.unwrap_or_default());
     let _ = writeln!(
         out,
@@ -202,7 +205,8 @@ fn layers(report: &Report) -> String {
 
 fn tensors(l: &LayerReport) -> String {
     let rows = l.tensors.iter().map(|u| {
-        let share = |n: u64| if u.elements == 0 { "-".into() } else { short(100.0 * n as f64 / u.elements as f64) };
+        let share =
+            |n: u64| if u.elements == 0 { "-".into() } else { short(100.0 * n as f64 / u.elements as f64) };
         let worst = u.worst.as_ref().map_or("-".into(), |w| short(w.share_of_bound));
         let norms = |d: Option<crate::judge::Digest>| d.map_or("-".into(), |d| format!("{:.5e}", d.norm));
         format!(
@@ -217,7 +221,13 @@ fn tensors(l: &LayerReport) -> String {
         )
     });
     let rows: Vec<String> = rows.collect();
-    let title = format!("Layer {}, engine {}: {} in {} tensors and phases", l.layer, l.engine.name, l.verdict, rows.len());
+    let title = format!(
+        "Layer {}, engine {}: {} in {} tensors and phases",
+        l.layer,
+        l.engine.name,
+        l.verdict,
+        rows.len()
+    );
     folded(
         &markdown::cell(&title),
         "| form | phase | tensor | verdict | flips, % | worst, of bound | norm | reference |",

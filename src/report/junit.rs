@@ -53,14 +53,19 @@ pub fn render(report: &Report) -> Result<Vec<u8>, String> {
         let again = if *nth > 1 { format!(", {nth}") } else { String::new() };
         let cases = cases(l);
         for group in GROUPS {
-            let mut suite = junit::TestSuite::new(clean(&format!("layer {}, {group}, {engine}{again}", l.layer)));
+            let mut suite =
+                junit::TestSuite::new(clean(&format!("layer {}, {group}, {engine}{again}", l.layer)));
             for (name, value) in properties(report, l) {
                 suite.add_property((clean(name), clean(&value)));
             }
-            let class =
-                format!("mla-check.{}.layer {}.{group}", format!("{engine}{again}").replace('.', "_"), l.layer);
+            let class = format!(
+                "mla-check.{}.layer {}.{group}",
+                format!("{engine}{again}").replace('.', "_"),
+                l.layer
+            );
             for c in cases.iter().filter(|c| c.group == group) {
-                let mut case = junit::TestCase::new(clean(&format!("layer {} {}", l.layer, c.name)), status(c));
+                let mut case =
+                    junit::TestCase::new(clean(&format!("layer {} {}", l.layer, c.name)), status(c));
                 case.set_classname(clean(&class));
                 case.set_assertions(usize::try_from(c.elements).unwrap_or(usize::MAX));
                 if c.status == Status::Passed && !c.text.is_empty() {
@@ -134,7 +139,8 @@ pub fn cases(l: &LayerReport) -> Vec<Case> {
     let worst = all.iter().map(|c| c.status).max();
     let row = l.verdict.row();
     // Nothing above says what the layer's verdict says: nothing was compared, forms disagree.
-    if worst.is_none() || (row.junit.stops() && !worst.is_some_and(Status::stops)) || l.forms_agree.is_some() {
+    if worst.is_none() || (row.junit.stops() && !worst.is_some_and(Status::stops)) || l.forms_agree.is_some()
+    {
         let text = match l.forms_agree {
             Some(d) => format!("fused and absorbed agree to {d:.1e} of the largest value"),
             None => format!("the layer as a whole: {}", row.name),
@@ -244,7 +250,8 @@ fn time(seconds: f64) -> Duration {
 
 /// What XML 1.0 has no character for is written as an escape: names come from files. Line ends and tabs stay.
 fn clean(text: &str) -> String {
-    let keep = |c: char| matches!(c, '\n' | '\t') || !(c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}'));
+    let keep =
+        |c: char| matches!(c, '\n' | '\t') || !(c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}'));
     text.chars().flat_map(|c| if keep(c) { vec![c] } else { c.escape_default().collect() }).collect()
 }
 

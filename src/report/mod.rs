@@ -12,6 +12,8 @@ pub mod junit;
 pub mod kinds;
 pub mod markdown;
 pub mod read;
+#[cfg(test)]
+pub(crate) mod sample;
 pub mod study;
 mod table;
 pub mod terminal;
@@ -138,7 +140,14 @@ pub struct ModelReport {
 impl ModelReport {
     /// Of a dump that is compared without one.
     pub fn none() -> ModelReport {
-        ModelReport { files: Vec::new(), bytes: Vec::new(), architecture: "none", name: None, layers: 0, mla_layers: Vec::new() }
+        ModelReport {
+            files: Vec::new(),
+            bytes: Vec::new(),
+            architecture: "none",
+            name: None,
+            layers: 0,
+            mla_layers: Vec::new(),
+        }
     }
 
     /// Of an open model.

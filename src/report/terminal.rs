@@ -41,7 +41,7 @@ pub fn verdict_lines(report: &Report) -> String {
     out
 }
 
-pub(super) fn paint(v: Verdict, text: &str) -> String {
+pub(crate) fn paint(v: Verdict, text: &str) -> String {
     match v.row().colour {
         Some(c) => {
             let style = c.on_default().effects(anstyle::Effects::BOLD);
@@ -276,7 +276,7 @@ fn not_judged(out: &mut String, report: &Report, width: usize) {
 }
 
 /// Writes a paragraph with a hanging indent.
-pub(super) fn wrapped(out: &mut String, lead: &str, text: &str, width: usize) {
+pub(crate) fn wrapped(out: &mut String, lead: &str, text: &str, width: usize) {
     let indent = " ".repeat(lead.chars().count());
     let mut line = lead.to_string();
     let mut used = line.chars().count();

@@ -28,10 +28,10 @@ pub mod weight;
 use super::compare::Isolated;
 use super::evidence::Evidence;
 use crate::trace::{Tensor, TensorId};
+use crate::written::{self, Name};
 use change::Change;
 use mla_reference::{Phase, RowName};
 use scene::Scene;
-use crate::written::{self, Name};
 use serde::{Deserialize, Serialize};
 use std::sync::{Mutex, PoisonError};
 
