@@ -233,6 +233,7 @@ pub fn layer_with(
         odd: Vec::new(),
         forms_agree: None,
         seconds: 0.0,
+        command: None,
     };
     if !report.scalars.is_empty() {
         report.verdict = Verdict::Fault;

@@ -1,8 +1,7 @@
 /*! `run --record-signature` and `--signature`: one fault among others, for `git bisect run`. */
 
-use super::out::{Failure, Output};
+use super::out::Failure;
 use super::run::RunArgs;
-use crate::judge::Verdict;
 use crate::report::Report;
 use crate::signature::{Setup, Signature};
 use std::path::PathBuf;
@@ -38,35 +37,32 @@ impl Bisecting {
         Ok(Bisecting { case, record: args.record_signature.clone(), recorded, bisect: args.bisect })
     }
 
-    /// The engine broke before there was anything to judge.
-    pub(super) fn broke(self, why: Failure, out: &mut Output) -> Result<u8, Failure> {
-        let Failure::Broke(said) = &why else { return Err(why) };
-        if let Some(path) = &self.record {
-            Signature::of_break(self.case, said).write(path).map_err(Failure::Input)?;
-        }
-        match &self.recorded {
-            Some((signature, _)) if self.bisect && signature.is_break(said) => {
-                out.error(&why.to_string());
-                Ok(Verdict::Fault.exit(true))
-            }
-            _ => Err(why),
-        }
-    }
-
-    /// Something was judged; `partly`: until the engine broke.
-    pub(super) fn judged(self, report: &mut Report, partly: bool) -> Result<(), Failure> {
+    /// Compares and records, when all that could be judged has been; `broken`: why the engine stopped, if it did. Says whether that is
+    /// the recorded break, which is bad where it is looked for.
+    pub(super) fn judged(self, report: &mut Report, broken: Option<&Failure>) -> Result<bool, Failure> {
+        let said = match broken {
+            Some(Failure::Broke(said)) => Some(said),
+            // No commit's doing.
+            Some(_) => return Ok(false),
+            None => None,
+        };
         if let Some((signature, path)) = &self.recorded {
             report.signature = signature.compare(report, path);
         }
-        let Some(path) = &self.record else { return Ok(()) };
-        match Signature::of(self.case, report) {
-            Some(signature) => signature.write(path).map_err(Failure::Input),
-            // What broke is said in its place.
-            None if partly => Ok(()),
-            None => Err(Failure::Input(format!(
-                "there is no fault to record: nothing is wrong here\n  where: --record-signature {}\n  do: record where the fault shows; a larger --batch or another --form may be what it needs",
-                path.display()
-            ))),
+        if let Some(path) = &self.record {
+            let found = match said {
+                Some(said) => Some(Signature::of_break(self.case, said)),
+                None => Signature::of(self.case, report),
+            };
+            let found = found.ok_or_else(|| {
+                Failure::Input(format!(
+                    "there is no fault to record: nothing is wrong here\n  where: --record-signature {}\n  do: record where the fault shows; a larger --batch or another --form may be what it needs",
+                    path.display()
+                ))
+            })?;
+            found.write(path).map_err(Failure::Input)?;
         }
+        let recorded = self.recorded.as_ref().zip(said).is_some_and(|((s, _), said)| s.is_break(said));
+        Ok(self.bisect && recorded)
     }
 }

@@ -1,14 +1,15 @@
 /*! `mla-check compare`: judge tensors that other software computed. */
 
+use super::copies::Copies;
 use super::norms;
 use super::out::{Failure, Output};
 use super::run::{self, AttentionArg};
 use crate::compare::map::{Map, MapContract, nearest};
 use crate::compare::{self, Capture, Options, beside, hook, mapped, saved};
-use crate::judge::{Ask, Budget, Verdict};
+use crate::judge::{Ask, Budget};
 use crate::kernel_case;
 use crate::model::{Model, Reading};
-use crate::report::{ModelReport, Report};
+use crate::report::{COMPARE, ModelReport, Report};
 use crate::trace::read::Dump;
 use crate::trace::{Tensor, TensorId};
 use clap::Args;
@@ -78,9 +79,8 @@ pub struct CompareArgs {
     /// Size of gain and softmax scale that must be visible; a tensor that can't show it is `inconclusive`
     #[arg(long, value_name = "X", default_value_t = 1e-3, value_parser = run::share)]
     promise: f64,
-    /// Also write the report to a .json file (repeatable)
-    #[arg(long, value_name = "FILE.json")]
-    report: Vec<PathBuf>,
+    #[command(flatten)]
+    copies: Copies,
     /// Threads [default: all cores]; results do not depend on it
     #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
     threads: Option<u16>,
@@ -135,9 +135,7 @@ struct Wanted {
 
 /// Runs the command.
 pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
-    for path in &args.report {
-        run::check_report_path(path)?;
-    }
+    args.copies.check()?;
     run::threads(args.threads)?;
     let Some(model) = args.model() else { return bare(args, out) };
     exists(args.dump())?;
@@ -157,22 +155,12 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
     let options = args.options(None);
     let convention = wanted_all.first().map_or("hf", |w| w.reading.convention.name());
     let mut report = Report {
-        schema: "mla-check.compare/1",
-        version: env!("CARGO_PKG_VERSION"),
-        verdict: Verdict::NotCompared,
-        exit: 0,
-        deliberate_fault: None,
-        model: ModelReport::new(&model),
         convention: if convention == "auto" { "hf (auto)" } else { convention },
         engine_choice: match &args.map {
             Some(map) => format!("read by {}", map.display()),
             None => "read by its manifest".into(),
         },
-        layers: Vec::new(),
-        beside: Vec::new(),
-        signature: None,
-        not_judged: Vec::new(),
-        command: run::command(),
+        ..Report::empty(COMPARE, ModelReport::new(&model), run::command())
     };
     let mut left_out = Vec::new();
     let mut broken = None;
@@ -208,11 +196,8 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
         }
     }
     report.beside = side_by_side(&kept, first);
-    if let Some(e) = broken.take_if(|_| report.layers.is_empty()) {
-        return Err(e);
-    }
     report.not_judged = compare::not_judged(&left_out);
-    run::emit(report, broken, &args.report, args.bisect, out)
+    run::emit(report, broken, &args.copies, args.bisect, out)
 }
 
 /// Layer, engine and tensors of a capture.
@@ -253,21 +238,13 @@ fn bare(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
         compare::bare::layer(spec, layer, capture, &options, &|what| bar.set_message(what.to_string()));
     bar.finish_and_clear();
     let report = Report {
-        schema: "mla-check.compare/1",
-        version: env!("CARGO_PKG_VERSION"),
-        verdict: Verdict::NotCompared,
-        exit: 0,
-        deliberate_fault: None,
-        model: ModelReport::none(),
         convention: "none",
         engine_choice: read_by,
         layers: Vec::from([judged.map_err(run::failure)?]),
-        beside: Vec::new(),
-        signature: None,
         not_judged: compare::not_judged(&left_out),
-        command: run::command(),
+        ..Report::empty(COMPARE, ModelReport::none(), run::command())
     };
-    run::emit(report, None, &args.report, args.bisect, out)
+    run::emit(report, None, &args.copies, args.bisect, out)
 }
 
 /// What reads a dump without a model, and how it came about.

@@ -9,10 +9,9 @@ use super::out::{Failure, Output};
 use super::{Cli, Command, run, text};
 use crate::compare::map::nearest;
 use crate::explain::{self, Explanation};
-use crate::judge::Ask;
+use crate::judge::{Ask, Unit};
+use crate::report::{LayerReport, Report};
 use clap::{Args, Parser};
-use mla_reference::{Axis, Form, Phase};
-use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -55,82 +54,34 @@ fn terms(text: &str) -> Result<usize, String> {
     }
 }
 
-/// What is read of a report.
-#[derive(Deserialize)]
-struct Report {
-    schema: String,
-    version: String,
-    model: Model,
-    layers: Vec<Layer>,
-    command: String,
-}
-
-#[derive(Deserialize)]
-struct Model {
-    files: Vec<String>,
-    #[serde(default)]
-    bytes: Vec<u64>,
-}
-
-#[derive(Deserialize)]
-struct Layer {
-    layer: usize,
-    tensors: Vec<Unit>,
-    #[serde(default)]
-    weights: Vec<Stored>,
-}
-
-#[derive(Deserialize)]
-struct Stored {
-    weight: String,
-    tensor: String,
-    ty: String,
-}
-
-#[derive(Deserialize)]
-struct Unit {
-    tensor: String,
-    form: Option<Form>,
-    #[serde(default)]
-    phase: Option<Phase>,
-    axes: Vec<Axis>,
-    shape: Vec<usize>,
-    verdict: String,
-    #[serde(default)]
-    note: Option<String>,
-    #[serde(default)]
-    worst: Option<Worst>,
-}
-
-#[derive(Deserialize)]
-struct Worst {
-    index: Vec<(Axis, usize)>,
-    engine: String,
-}
-
-impl Unit {
-    fn name(&self) -> String {
-        self.form.map_or(self.tensor.clone(), |f| format!("{}/{}", f.name(), self.tensor))
-    }
+/// `fused/attn_out`
+fn name(u: &Unit) -> String {
+    u.form.map_or(u.tensor.to_string(), |f| format!("{}/{}", f.name(), u.tensor))
 }
 
 /// Runs the command.
 pub fn main(args: &ExplainArgs, out: &mut Output) -> Result<u8, Failure> {
     let place = text::quoted(&args.report.display().to_string());
     let bad = |what: String, how: &str| Failure::Input(format!("{what}\n  where: {place}\n  do: {how}"));
-    let report = read(&args.report).map_err(|(what, how)| bad(what, how))?;
+    let report = read(&args.report)?;
+    let ours = env!("CARGO_PKG_VERSION");
+    if report.version != ours {
+        let made = text::escape(report.version);
+        let what = format!("the report is of mla-check {made}, this is {ours} (schema {})", report.schema);
+        return Err(bad(
+            what,
+            "explain it with the version that made it, or make a new report with this one",
+        ));
+    }
     let layer = layer(args, &report).map_err(|(what, how)| bad(what, &how))?;
     let units = units(args, layer).map_err(|(what, how)| bad(what, &how))?;
     let unit = units[0];
     same_model(&report, &bad)?;
-    let command = parse(&report.command).map_err(|(what, how)| bad(what, &how))?;
+    let command = parse(report.command_of(layer)).map_err(|(what, how)| bad(what, &how))?;
     run::threads(args.threads)?;
-    let which = explain::which(&unit.tensor, unit.form).ok_or_else(|| {
+    let which = explain::which(unit.tensor, unit.form).ok_or_else(|| {
         bad(
-            format!(
-                "{} is compared bit for bit with what stands beside it: nothing is computed",
-                unit.name()
-            ),
+            format!("{} is compared bit for bit with what stands beside it: nothing is computed", name(unit)),
             "explain the tensor that it is a copy of",
         )
     })?;
@@ -159,15 +110,14 @@ pub fn main(args: &ExplainArgs, out: &mut Output) -> Result<u8, Failure> {
     })?;
     finish(&mut e, args, &report, layer);
     let own = units.iter().find(|u| u.phase.is_none() || u.phase == e.row.phase).unwrap_or(&unit);
-    e.verdict = own.verdict.clone();
+    e.verdict = own.verdict.name().replace(' ', "-");
     for worst in units.iter().filter_map(|u| u.worst.as_ref()) {
         let here = worst.index.iter().map(|(_, i)| *i).eq(args.index.iter().copied());
-        let then: Option<f64> = worst.engine.parse().ok().filter(|_| here);
-        if then.is_some_and(|v| {
-            v.to_bits() != e.value.engine.to_bits() && !(v.is_nan() && e.value.engine.is_nan())
-        }) {
+        let same =
+            |v: f64| v.to_bits() == e.value.engine.to_bits() || (v.is_nan() && e.value.engine.is_nan());
+        if here && !same(worst.engine) {
             out.warn(&format!(
-                "the report has {} here, this run {:e}: an engine or a file is not what it was",
+                "the report has {:e} here, this run {:e}: an engine or a file is not what it was",
                 worst.engine, e.value.engine
             ));
         }
@@ -183,12 +133,14 @@ pub fn main(args: &ExplainArgs, out: &mut Output) -> Result<u8, Failure> {
 }
 
 /// What only the report knows.
-fn finish(e: &mut Explanation, args: &ExplainArgs, report: &Report, layer: &Layer) {
+fn finish(e: &mut Explanation, args: &ExplainArgs, report: &Report, layer: &LayerReport) {
     e.report = args.report.display().to_string();
-    e.command = report.command.clone();
+    e.command = report.command_of(layer).to_string();
     e.layer = layer.layer;
     for from in &mut e.from {
-        if let Some(s) = layer.weights.iter().find(|s| s.weight == *from || e.tensor == s.weight) {
+        if let Some(s) =
+            layer.weights.iter().find(|s| s.weight.name() == *from || e.tensor == s.weight.name())
+        {
             *from = format!("{from} ({} in the file, {})", s.tensor, s.ty);
         }
     }
@@ -197,30 +149,12 @@ fn finish(e: &mut Explanation, args: &ExplainArgs, report: &Report, layer: &Laye
 /// What went wrong, and what to do.
 type Wrong = (String, String);
 
-fn read(path: &Path) -> Result<Report, (String, &'static str)> {
-    let how = "name a report that `mla-check run --report FILE.json` or `compare --report FILE.json` wrote";
-    let bytes = std::fs::read(path).map_err(|e| (format!("the report can't be read: {e}"), how))?;
-    let what = |e: serde_json::Error| (format!("this is no report of one element's tensor: {e}"), how);
-    let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(what)?;
-    let schema = value.get("schema").and_then(|s| s.as_str()).unwrap_or("no schema").to_string();
-    if !["mla-check.run/1", "mla-check.compare/1"].contains(&schema.as_str()) {
-        return Err((
-            format!("its schema is {}, of which nothing can be explained", text::escape(&schema)),
-            how,
-        ));
-    }
-    let report: Report = serde_json::from_value(value).map_err(what)?;
-    let ours = env!("CARGO_PKG_VERSION");
-    if report.version != ours {
-        let made = text::escape(&report.version);
-        let what = format!("the report is of mla-check {made}, this is {ours} (schema {})", report.schema);
-        return Err((what, "explain it with the version that made it, or make a new report with this one"));
-    }
-    Ok(report)
+fn read(path: &Path) -> Result<Report, Failure> {
+    crate::report::read::read(path).map_err(Failure::input)
 }
 
 /// The layer that is meant.
-fn layer<'r>(args: &ExplainArgs, report: &'r Report) -> Result<&'r Layer, Wrong> {
+fn layer<'r>(args: &ExplainArgs, report: &'r Report) -> Result<&'r LayerReport, Wrong> {
     let mut all: Vec<usize> = report.layers.iter().map(|l| l.layer).collect();
     // Of `compare --other` each layer is there twice; the first is the dump's.
     all.sort_unstable();
@@ -237,26 +171,26 @@ fn layer<'r>(args: &ExplainArgs, report: &'r Report) -> Result<&'r Layer, Wrong>
 }
 
 /// The units of the tensor, one a phase; its shape holds the element.
-fn units<'l>(args: &ExplainArgs, layer: &'l Layer) -> Result<Vec<&'l Unit>, Wrong> {
+fn units<'l>(args: &ExplainArgs, layer: &'l LayerReport) -> Result<Vec<&'l Unit>, Wrong> {
     // Reports print `fused/attn_out, decode`.
-    let name = args.tensor.split(',').next().unwrap_or_default().trim();
-    let asked = text::escape(name);
-    let units: Vec<&Unit> = layer.tensors.iter().filter(|u| u.name() == name).collect();
+    let asked_name = args.tensor.split(',').next().unwrap_or_default().trim();
+    let asked = text::escape(asked_name);
+    let units: Vec<&Unit> = layer.tensors.iter().filter(|u| name(u) == asked_name).collect();
     let Some(first) = units.first() else {
-        let mut names: Vec<String> = layer.tensors.iter().map(Unit::name).collect();
+        let mut names: Vec<String> = layer.tensors.iter().map(name).collect();
         names.dedup();
         // Nearest without their forms; then all that are called so.
         let bare = |n: &str| n.rsplit('/').next().unwrap_or_default().to_string();
         let all: BTreeSet<String> = names.iter().map(|n| bare(n)).collect();
-        let near = nearest(&bare(name), &all.iter().map(String::as_str).collect::<Vec<_>>());
-        let near = if all.contains(&bare(name)) { vec![bare(name)] } else { near };
+        let near = nearest(&bare(asked_name), &all.iter().map(String::as_str).collect::<Vec<_>>());
+        let near = if all.contains(&bare(asked_name)) { vec![bare(asked_name)] } else { near };
         let called = |b: &String| names.iter().filter(|n| bare(n) == *b).cloned().collect::<Vec<_>>();
         let near = near.iter().flat_map(called).collect::<Vec<_>>().join(", ");
         return Err((format!("the report has no tensor {asked}"), format!("choose among {near}")));
     };
     let Some(unit) = units.iter().find(|u| !u.axes.is_empty()) else {
         let note = first.note.as_deref().map_or(String::new(), |n| format!(" ({})", text::escape(n)));
-        let what = format!("{asked} was not compared: {}{note}", text::escape(&first.verdict));
+        let what = format!("{asked} was not compared: {}{note}", first.verdict);
         return Err((what, "explain a tensor that was".into()));
     };
     let axes: Vec<String> =

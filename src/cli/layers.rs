@@ -7,11 +7,22 @@ use std::collections::BTreeSet;
 /// Layers as asked for (`N`, `A..B` with both ends, a comma list, `all`), in order. An explicit layer must have
 /// MLA attention; ranges skip those that have none, and say so.
 pub(super) fn choose(asked: &str, model: &Model, out: &mut Output) -> Result<Vec<usize>, Failure> {
-    let with: BTreeSet<usize> = model.mla_layers().into_iter().collect();
+    among(asked, "--layer", &model.mla_layers(), model.blocks, out)
+}
+
+/// The same of a model of `blocks` layers, of which `with` have MLA attention; `option` is where it was asked.
+pub(super) fn among(
+    asked: &str,
+    option: &str,
+    with: &[usize],
+    blocks: usize,
+    out: &mut Output,
+) -> Result<Vec<usize>, Failure> {
+    let with: BTreeSet<usize> = with.iter().copied().collect();
     let names = list(&with.iter().copied().collect::<Vec<_>>());
     let bad = |what: String, how: &str| {
         Failure::Input(format!(
-            "{what}\n  where: --layer {}\n  do: {how}; layers with MLA attention: {names}",
+            "{what}\n  where: {option} {}\n  do: {how}; layers with MLA attention: {names}",
             super::text::escape(asked)
         ))
     };
@@ -27,8 +38,8 @@ pub(super) fn choose(asked: &str, model: &Model, out: &mut Output) -> Result<Vec
         };
         if let Some((a, b)) = part.split_once("..") {
             let (a, b) = (number(a)?, number(b)?);
-            if a > b || b >= model.blocks {
-                let what = format!("{a}..{b} are not layers of a model of {}", model.blocks);
+            if a > b || b >= blocks {
+                let what = format!("{a}..{b} are not layers of a model of {blocks}");
                 return Err(bad(what, "write A..B, both ends included"));
             }
             all.extend(with.range(a..=b));

@@ -9,10 +9,13 @@ mod bisect;
 mod calibrate;
 mod case;
 mod compare;
+mod copies;
 mod devices;
+mod diff;
 mod explain;
 mod inspect;
 mod layers;
+mod merge;
 mod norms;
 mod out;
 mod packaging;
@@ -82,6 +85,10 @@ enum Command {
     Case(case::CaseArgs),
     /// Show every term behind one element of a report
     Explain(explain::ExplainArgs),
+    /// Put JSON reports of several machines together: layer ranges, shards of a matrix
+    Merge(merge::MergeArgs),
+    /// Hold two reports of the same case against each other: what got better or worse, and whether it matters
+    Diff(diff::DiffArgs),
     /// Show what a model file holds, and what is wrong with it
     Inspect(inspect::InspectArgs),
     /// Write a model file with real dimensions and random weights
@@ -118,6 +125,8 @@ pub fn main() -> ExitCode {
         Command::Compare(args) => compare::main(args, &mut output),
         Command::Case(args) => case::main(args, &mut output),
         Command::Explain(args) => explain::main(args, &mut output),
+        Command::Merge(args) => merge::main(args, &mut output),
+        Command::Diff(args) => diff::main(args, &mut output),
         Command::Inspect(args) => inspect::main(args, &mut output),
         Command::Synth(args) => synth::main(args, &mut output),
         Command::Calibrate(args) => calibrate::main(args, &mut output),

@@ -6,6 +6,7 @@ Colour is stripped where it is not wanted; a closed pipe ends the program quietl
 
 use super::{Colour, Format, Global};
 use crate::judge::Verdict;
+use crate::report::Lack;
 use anstream::{AutoStream, ColorChoice};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -23,6 +24,9 @@ pub enum Failure {
     /// The engine broke.
     #[error("{0}")]
     Broke(String),
+    /// What was found is a fault in itself.
+    #[error("{0}")]
+    Fault(String),
     /// The reader of stdout went away.
     #[error("stdout was closed")]
     ClosedPipe,
@@ -34,12 +38,25 @@ impl Failure {
         Failure::Input(e.to_string())
     }
 
+    /// What it leaves undone, for a report.
+    pub fn lack(&self) -> Option<Lack> {
+        let verdict = match self {
+            Failure::Input(_) => Verdict::Usage,
+            Failure::Unavailable(_) => Verdict::Unavailable,
+            Failure::Broke(_) => Verdict::Broke,
+            Failure::Fault(_) => Verdict::Fault,
+            Failure::ClosedPipe => return None,
+        };
+        Some(Lack { verdict, what: self.to_string() })
+    }
+
     /// Exit code.
     pub fn exit(&self, bisect: bool) -> u8 {
         match self {
             Failure::Input(_) => Verdict::Usage.exit(bisect),
             Failure::Unavailable(_) => Verdict::Unavailable.exit(bisect),
             Failure::Broke(_) => Verdict::Broke.exit(bisect),
+            Failure::Fault(_) => Verdict::Fault.exit(bisect),
             Failure::ClosedPipe => 0,
         }
     }
@@ -115,6 +132,18 @@ impl Output {
         if !self.global.quiet {
             let _ = writeln!(AutoStream::new(std::io::stderr(), self.choice), "warning: {text}");
         }
+    }
+
+    /// A remark on stderr, unless quiet.
+    pub fn say(&mut self, text: &str) {
+        if !self.global.quiet {
+            let _ = writeln!(AutoStream::new(std::io::stderr(), self.choice), "{text}");
+        }
+    }
+
+    /// A line for whatever reads stderr, quiet or not.
+    pub fn tell(&mut self, line: &str) {
+        let _ = writeln!(std::io::stderr(), "{line}");
     }
 
     /// An error on stderr.

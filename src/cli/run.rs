@@ -1,5 +1,6 @@
 /*! `mla-check run`: load weights, run an engine, judge every tensor. */
 
+use super::copies::Copies;
 use super::out::{Failure, Output};
 use super::{bisect::Bisecting, devices, layers, text};
 use crate::case::{Batch, DEFAULT_BATCH};
@@ -12,7 +13,7 @@ use crate::judge::watch::OUTPUTS;
 use crate::judge::{Ask, Budget, Verdict};
 use crate::model::{Convention, Model, Reading};
 use crate::nvrtc::{Nvrtc, Target};
-use crate::report::{LayerReport, ModelReport, Report, terminal};
+use crate::report::{LayerReport, ModelReport, RUN, Report, terminal};
 use crate::reference_cache::ReferenceCache;
 use crate::signature;
 use crate::trace::npy;
@@ -113,9 +114,8 @@ pub struct RunArgs {
     /// doubles, and the reference runs a second time
     #[arg(long)]
     cumulative: bool,
-    /// Also write the report to a .json file (repeatable)
-    #[arg(long, value_name = "FILE.json")]
-    report: Vec<PathBuf>,
+    #[command(flatten)]
+    copies: Copies,
     /// Threads [default: all cores]; results do not depend on it
     #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
     threads: Option<u16>,
@@ -285,10 +285,11 @@ pub(super) fn share(text: &str) -> Result<f64, String> {
 
 /// Runs the command.
 pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
-    let (options, choice) = options(args)?;
-    for path in &args.report {
-        check_report_path(path)?;
-    }
+    args.copies.check()?;
+    let (options, choice) = match options(args) {
+        Ok(chosen) => chosen,
+        Err(e) => return Err(args.never_ran(e, out)),
+    };
     threads(args.threads)?;
     let model = args.open()?;
     for w in model.gguf().warnings() {
@@ -305,19 +306,10 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
     };
     let bisecting = Bisecting::new(args, signature::Setup::of(&model, &options, &layers))?;
     let mut report = Report {
-        schema: "mla-check.run/1",
-        version: env!("CARGO_PKG_VERSION"),
-        verdict: Verdict::NotCompared,
-        exit: 0,
         deliberate_fault: options.fault.as_ref().map(|f| f.text.clone()),
-        model: ModelReport::new(&model),
-        convention: if args.convention == Convention::Auto { "hf (auto)" } else { args.convention.name() },
         engine_choice: choice,
-        layers: Vec::new(),
-        beside: Vec::new(),
-        signature: None,
         not_judged: not_judged(&options),
-        command: command(),
+        ..args.empty(ModelReport::new(&model))
     };
     let mut broken = None;
     for (i, &layer) in layers.iter().enumerate() {
@@ -339,14 +331,40 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
             }
         }
     }
-    if let Some(e) = broken.take_if(|_| report.layers.is_empty()) {
-        return bisecting.broke(failure(e), out);
+    let broken = broken.map(failure);
+    let recorded = bisecting.judged(&mut report, broken.as_ref())?;
+    match emit(report, broken, &args.copies, args.bisect, out) {
+        Err(e) if recorded => {
+            out.error(&e.to_string());
+            Ok(Verdict::Fault.exit(true))
+        }
+        other => other,
     }
-    bisecting.judged(&mut report, broken.is_some())?;
-    emit(report, broken.map(failure), &args.report, args.bisect, out)
 }
 
 impl RunArgs {
+    /// A report without layers.
+    fn empty(&self, model: ModelReport) -> Report {
+        Report {
+            convention: if self.convention == Convention::Auto {
+                "hf (auto)"
+            } else {
+                self.convention.name()
+            },
+            ..Report::empty(RUN, model, command())
+        }
+    }
+
+    /// The engine that was asked for is not there: reports say so, and of which model.
+    fn never_ran(&self, e: Failure, out: &mut Output) -> Failure {
+        if !matches!(e, Failure::Unavailable(_)) {
+            return e;
+        }
+        let model = self.open().map_or_else(|_| ModelReport::none(), |m| ModelReport::new(&m));
+        let report = Report { deliberate_fault: self.fault.clone(), ..self.empty(model) };
+        emit(report, Some(e), &self.copies, self.bisect, out).err().unwrap_or(Failure::ClosedPipe)
+    }
+
     fn open(&self) -> Result<Model, Failure> {
         let path = self.model.as_ref().or(self.model_flag.as_ref());
         let path = path.ok_or_else(|| {
@@ -388,38 +406,46 @@ pub(super) fn threads(number: Option<u16>) -> Result<(), Failure> {
 }
 
 /// Prints a report, writes its copies and chooses the exit code; `broken`: why layers are missing.
+///
+/// Where nothing was judged there is nothing to print but the error; copies say it too, unless the input was at fault.
 pub(super) fn emit(
     mut report: Report,
     broken: Option<Failure>,
-    copies: &[PathBuf],
+    copies: &Copies,
     bisect: bool,
     out: &mut Output,
 ) -> Result<u8, Failure> {
-    report.verdict = worst(&report.layers);
+    report.broken.extend(broken.as_ref().and_then(Failure::lack));
+    report.verdict = report.worst();
     // Another fault than the recorded one says nothing of that one.
     let another = bisect && report.signature.as_ref().is_some_and(|s| !s.same);
     let exit = if another { Verdict::NotCompared } else { report.verdict }.exit(bisect);
     report.exit = exit;
+    if let Some(e @ Failure::Input(_)) = broken.as_ref().filter(|_| report.layers.is_empty()) {
+        return Err(Failure::Input(e.to_string()));
+    }
     // Printed first: a full disk must not cost the verdict. A reader who left early (`| head`) does not change it.
-    let printed = if out.json() {
+    let printed = if report.layers.is_empty() && broken.is_some() {
+        Ok(())
+    } else if out.json() {
         out.print_json(&report)
     } else if out.quiet() {
         out.print(&terminal::verdict_lines(&report))
     } else {
         out.print(&terminal::render(&report, out.width()))
     };
-    for path in copies {
-        write_report(path, &report)?;
-    }
+    let written = copies.write(&report, out);
     match (broken, printed) {
-        (Some(e), _) => Err(e),
-        (None, Err(Failure::ClosedPipe) | Ok(())) => Ok(exit),
+        (Some(e), _) => {
+            // One error decides the exit code; the other is said.
+            if let Err(w) = written {
+                out.error(&w.to_string());
+            }
+            Err(e)
+        }
+        (None, Err(Failure::ClosedPipe) | Ok(())) => written.map(|()| exit),
         (None, Err(e)) => Err(e),
     }
-}
-
-fn worst(layers: &[LayerReport]) -> Verdict {
-    layers.iter().map(|l| l.verdict).max().unwrap_or(Verdict::NotCompared)
 }
 
 pub(super) fn failure(e: CheckError) -> Failure {
@@ -573,35 +599,6 @@ fn room(g: &Geometry, o: &Options) -> Result<(), Failure> {
         text::size(need),
         text::size(free)
     )))
-}
-
-pub(super) fn check_report_path(path: &std::path::Path) -> Result<(), Failure> {
-    let json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
-    let missing = parent.is_some_and(|p| !p.is_dir());
-    if json && !missing {
-        return Ok(());
-    }
-    let what = if json {
-        "the report's folder does not exist"
-    } else {
-        "a report of this kind is not part of this version"
-    };
-    Err(Failure::Input(format!(
-        "{what}\n  where: --report {}\n  do: name a .json file in a folder that exists",
-        path.display()
-    )))
-}
-
-fn write_report(path: &std::path::Path, report: &Report) -> Result<(), Failure> {
-    let write =
-        npy::write_atomically(path, |out| serde_json::to_writer_pretty(out, report).map_err(Into::into));
-    write.map_err(|e| {
-        Failure::Input(format!(
-            "the report could not be written: {e}\n  where: {}\n  do: check room and permissions",
-            path.display()
-        ))
-    })
 }
 
 /// The command line as it can be pasted.

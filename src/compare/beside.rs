@@ -7,13 +7,14 @@ the same, and the further from the start of the layer the more; a tensor in whic
 
 use crate::judge::{Digest, Unit};
 use crate::trace::{Tensor, TensorId};
-use serde::Serialize;
+use mla_reference::Stage;
+use serde::{Deserialize, Serialize};
 
 /// A tensor of two dumps.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Beside {
     /// Which.
-    #[serde(skip)]
+    #[serde(skip, default = "unread")]
     pub id: TensorId,
     /// Its name, form before it.
     pub tensor: String,
@@ -25,13 +26,19 @@ pub struct Beside {
     /// Elements of the same value.
     pub same: u64,
     /// Root mean square of the difference over that of the first.
+    #[serde(deserialize_with = "crate::written::number")]
     pub difference: f64,
     /// Norm and checksum of each.
     pub digests: [Option<Digest>; 2],
 }
 
+/// Which tensor it is, a report has in words alone.
+fn unread() -> TensorId {
+    TensorId::shared(Stage::Hidden)
+}
+
 /// Two captures of a layer.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pair {
     /// Layer.
     pub layer: usize,

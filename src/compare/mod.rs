@@ -280,6 +280,7 @@ fn judged(
         odd: Vec::new(),
         forms_agree: None,
         seconds: 0.0,
+        command: None,
     };
     if !report.scalars.is_empty() {
         report.verdict = Verdict::Fault;

@@ -19,17 +19,17 @@ use mla_reference::{Contract, Form, Sequence, Spec, WEIGHTS, Weight};
 use std::borrow::Cow;
 
 /// What an engine says of itself, for the report.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Description {
     /// `cpu`, `reference`, …; of a dump, the backend and version that its map names.
     pub name: Cow<'static, str>,
     /// Hardware and arithmetic in a line.
     pub device: String,
     /// Kernel files that it runs, by name.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kernels: Vec<KernelFile>,
     /// What compiled them, once they are.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compilers: Vec<String>,
 }
 
@@ -41,7 +41,7 @@ impl Description {
 }
 
 /// A kernel file of a report.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct KernelFile {
     /// Name.
     pub name: String,

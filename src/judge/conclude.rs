@@ -16,13 +16,13 @@ use super::stats::score::Fineness;
 use super::unit::{Explained, Unit};
 use super::verdict::Verdict;
 use mla_numeric::DType;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Median bound above which a 16-bit tensor with emulated casts says too little, in ulps.
 const DULL: f64 = 2.0;
 
 /// What a run may get wrong, and what it promises to see.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Budget {
     /// Probability of any false alarm in the run.
     pub alpha: f64,
@@ -44,7 +44,7 @@ impl Budget {
 }
 
 /// The smallest faults that would have been seen in 95 % of cases.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Power {
     /// Factor − 1 on the whole tensor; None: no size is visible.
     pub gain: Option<f64>,

@@ -12,21 +12,24 @@ use crate::engine::reference::ReferenceEngine;
 use crate::engine::{Engine, EngineError, Sink, SinkError};
 use crate::model::Layer;
 use crate::trace::{Tensor, TensorId};
+use crate::written::{self, Name};
 use mla_reference::product::Rows;
 use mla_reference::{Form, Stage, Weight};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
 /// One tensor's difference from the start of the layer. Part of the report; names are stable.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Drift {
     /// Tensor.
-    pub tensor: &'static str,
+    #[serde(deserialize_with = "written::name")]
+    pub tensor: Name,
     /// Form; none for shared stages.
     pub form: Option<Form>,
     /// ‖engine − reference‖ / ‖reference‖; none where the reference is zero.
     pub relative_l2: Option<f64>,
     /// Largest |engine − reference|.
+    #[serde(deserialize_with = "written::number")]
     pub max_abs: f64,
     /// Elements that are finite on one side only; they are left out of the figures.
     pub not_finite: u64,

@@ -17,8 +17,9 @@ Every rule is turned into the share of what it allows: up to 1 it passes. Elemen
 tallies; sums are kept by row and added in the order of rows, so that no figure depends on threads.
 */
 
+use crate::written::{self, Name, text};
 use mla_numeric::DType;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Names of all rules, in the order in which they are told.
@@ -54,24 +55,21 @@ pub struct Gates {
 }
 
 /// What one rule says.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rule {
     /// `cosine`, `nmse`, `allclose`, `flashmla`, `twice-low`.
-    pub rule: &'static str,
+    #[serde(deserialize_with = "written::name")]
+    pub rule: Name,
     /// The rule's own number, as text (infinity has no JSON).
-    #[serde(serialize_with = "text")]
+    #[serde(with = "text")]
     pub value: f64,
     /// What it may be.
     pub limit: f64,
     /// How much of the allowance is used, as text; the cosine's is that of 1 − cosine.
-    #[serde(serialize_with = "text")]
+    #[serde(with = "text")]
     pub share: f64,
     /// Whether it passes.
     pub passed: bool,
-}
-
-fn text<S: serde::Serializer>(v: &f64, s: S) -> Result<S::Ok, S::Error> {
-    s.serialize_str(&format!("{v:e}"))
 }
 
 impl Gates {

@@ -6,16 +6,18 @@ with the file's, each by name.
 */
 
 use mla_reference::Spec;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A scalar that differs.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScalarDifference {
     /// Name.
     pub name: String,
     /// The engine's.
+    #[serde(deserialize_with = "crate::written::number")]
     pub engine: f64,
     /// The file's, by the convention of the run.
+    #[serde(deserialize_with = "crate::written::number")]
     pub reference: f64,
 }
 

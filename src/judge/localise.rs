@@ -20,7 +20,7 @@ use mla_reference::attention::part;
 use mla_reference::product::Rows;
 use mla_reference::{Phase, Terms};
 use ndarray::{Array2, Array3, s};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -45,7 +45,7 @@ struct Cell {
 }
 
 /// A place: indices along each axis. An axis that is kept whole is empty.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Rows of the tensor's matrix view.
     pub rows: Vec<usize>,
@@ -62,7 +62,7 @@ pub struct Place {
 }
 
 /// Keys that the residual points at, of one sequence.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Keys {
     /// Sequence of the plan.
     pub sequence: usize,
@@ -73,18 +73,19 @@ pub struct Keys {
     /// Page of the pool, where the keys fill one.
     pub page: Option<usize>,
     /// z.
+    #[serde(deserialize_with = "crate::written::number")]
     pub z: f64,
 }
 
 /// Where a tensor is wrong.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Found {
     /// Boxes, in the order in which they were found.
     pub places: Vec<Place>,
     /// Whether everything outside of them is clean.
     pub outside_clean: bool,
     /// Keys.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<Keys>,
     /// Whether the boxes are of elements beyond their bounds (else of flips).
     pub by_bound: bool,

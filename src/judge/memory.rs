@@ -9,7 +9,7 @@ use super::compare::Isolated;
 use crate::trace::TensorId;
 use crate::trace::store::View;
 use mla_reference::Recall;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Knows results of earlier runs.
 pub trait Memory: Sync {
@@ -24,7 +24,7 @@ pub trait Entry: Recall {
 }
 
 /// Parts of the reference that were known, and that were computed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Use {
     /// Known.
     pub taken: u64,

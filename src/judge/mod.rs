@@ -50,4 +50,4 @@ pub use search::FoundContract;
 pub use session::{OPEN, Recorder, Session, Settings, expected, starts};
 pub use tally::{Digest, Element, Tally, checksum_weight, differing, within};
 pub use unit::{Explained, Unit, Which, Worst, origins, overall, unravel};
-pub use verdict::{Row, TABLE, Verdict};
+pub use verdict::{Row, Status, TABLE, Verdict};

@@ -10,7 +10,7 @@ Every figure is the same for any number of threads: sums are kept a chunk and ad
 
 use super::sketch::Sketch;
 use mla_numeric::DType;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Bins of the histogram of bounds: eighths of an octave, from 2^-8 to 2^24 ulps.
@@ -103,10 +103,12 @@ pub struct Tally {
 }
 
 /// L2 norm and order-sensitive checksum of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Digest {
+    #[serde(deserialize_with = "crate::written::number")]
     pub norm: f64,
+    #[serde(deserialize_with = "crate::written::number")]
     pub checksum: f64,
 }
 

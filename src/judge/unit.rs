@@ -13,11 +13,12 @@ use super::search::FoundContract;
 use super::tally::{Digest, Tally};
 use super::verdict::Verdict;
 use crate::trace::{Tensor, TensorId};
+use crate::written::{self, Name, text};
 use mla_numeric::DType;
 use mla_reference::evaluate::row_chunks;
 use mla_reference::{Axis, Form, Geometry, Phase, RowName, Scope, Stage, Weight};
 use rayon::prelude::*;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What was judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,6 +30,10 @@ pub enum Which {
 }
 
 impl Which {
+    /// Of a unit that was just read: [`Unit::place`] says what it is.
+    fn unread() -> Which {
+        Which::Tensor(TensorId::shared(Stage::Hidden))
+    }
     /// Name in the table.
     pub fn name(&self) -> &'static str {
         match self {
@@ -53,7 +58,7 @@ impl Which {
 }
 
 /// The worst element, placed by axis names.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Worst {
     /// (axis, index) along every axis.
     pub index: Vec<(Axis, usize)>,
@@ -67,25 +72,21 @@ pub struct Worst {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequence: Option<usize>,
     /// The engine's value, as text (NaN and infinity have no JSON).
-    #[serde(serialize_with = "text")]
+    #[serde(with = "text")]
     pub engine: f64,
     /// The reference before rounding, as text.
-    #[serde(serialize_with = "text")]
+    #[serde(with = "text")]
     pub reference: f64,
     /// Error in ulps of the output, as text.
-    #[serde(serialize_with = "text")]
+    #[serde(with = "text")]
     pub ulps: f64,
     /// Error as a share of its bound (half an ulp included), as text.
-    #[serde(serialize_with = "text")]
+    #[serde(with = "text")]
     pub share_of_bound: f64,
 }
 
-fn text<S: serde::Serializer>(v: &f64, s: S) -> Result<S::Ok, S::Error> {
-    s.serialize_str(&format!("{v:e}"))
-}
-
 /// What explains a tensor that the declared contract and convention do not.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Explained {
     /// Another contract: in what it differs from the declared one.
@@ -95,13 +96,14 @@ pub enum Explained {
 }
 
 /// A unit with its verdict.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Unit {
     /// What.
-    #[serde(skip)]
+    #[serde(skip, default = "Which::unread")]
     pub which: Which,
     /// Name in the table of stages or weights.
-    pub tensor: &'static str,
+    #[serde(deserialize_with = "written::name")]
+    pub tensor: Name,
     /// Form; none for weights and shared stages.
     pub form: Option<Form>,
     /// Phase; none for weights.
@@ -118,13 +120,13 @@ pub struct Unit {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// Stages that were not captured and are judged together with this one, in the order of the table.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chained: Vec<Stage>,
     /// Not listed among what was captured: nothing was expected, nothing is held against anybody.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub uncaptured: bool,
     /// Captured, and taken as it is: nothing is known to come before it.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub given: bool,
     /// Elements compared.
     pub elements: u64,
@@ -150,19 +152,19 @@ pub struct Unit {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub odd_limit: Option<f64>,
     /// What says that it is not rounding, in words.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evidence: Vec<String>,
     /// What explains the evidence, where something does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub explained: Option<Explained>,
     /// Other contracts and conventions that were tried.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub tried: usize,
     /// The contract that it was judged under, where nobody declares one and the bits say it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found_contract: Option<FoundContract>,
     /// Contracts that were tried in the search for it.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub searched: usize,
     /// Why it is wrong, where nothing explains the evidence.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -174,7 +176,7 @@ pub struct Unit {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power: Option<Power>,
     /// How the engine is off, on random axes, where there is evidence: what tells one fault from another.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub residual: Vec<i16>,
     /// All tests, for calibration.
     #[serde(skip)]
@@ -310,6 +312,17 @@ impl Unit {
             reference: Some(tally.digests().1),
             ..Unit::without_data(Which::Tensor(id), None, Verdict::NotCompared, "")
         }
+    }
+
+    /// Finds out what a unit is that was read from a report. False where its name is none of a stage or weight.
+    #[must_use]
+    pub fn place(&mut self) -> bool {
+        // `attn_out@caller`: the output where it is read.
+        let name = self.tensor.strip_suffix("@caller").unwrap_or(self.tensor);
+        let stage = |form| Stage::from_name(name).map(|stage| Which::Tensor(TensorId { stage, form }));
+        let which = Weight::from_name(name).map(Which::Weight).or_else(|| stage(self.form));
+        self.which = which.unwrap_or(self.which);
+        which.is_some()
     }
 
     /// Whether no verdict was expected of it: not captured, or nothing before it is known.

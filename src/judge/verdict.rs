@@ -1,14 +1,14 @@
 /*!
 Verdicts: one ordered enum, one table.
 
-Exit code, exit code under `--bisect`, mark and colour are columns of [`TABLE`]; the documentation prints
+Exit code, exit code under `--bisect`, status in JUnit, mark and colour are columns of [`TABLE`]; the documentation prints
 it, nothing else knows a code.
 */
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What is said of a tensor, a layer or a run. Ordered: the worst one of a group is the group's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// The engine's path does not have this tensor, with the reason beside it.
@@ -39,6 +39,38 @@ pub enum Verdict {
     Usage,
 }
 
+/// What JUnit files say of a test. Ordered: a group has the worst of its tests.
+///
+/// Whoever gates on a JUnit file must not read as passed what the exit code does not call clean. So only verdicts of exit code 0 pass,
+/// and no verdict at all is an error: the test did not say what it was asked. Skipped is what needed no test of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Status {
+    /// Passed.
+    Passed,
+    /// Skipped, with the reason.
+    Skipped,
+    /// It was judged, and is wrong.
+    Failure,
+    /// It could not be judged.
+    Error,
+}
+
+impl Status {
+    /// As the documentation has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Status::Passed => "passed",
+            Status::Skipped => "skipped",
+            Status::Failure => "failure",
+            Status::Error => "error",
+        }
+    }
+    /// Whether a gate stops.
+    pub const fn stops(self) -> bool {
+        matches!(self, Status::Failure | Status::Error)
+    }
+}
+
 /// One row of the table of verdicts.
 #[derive(Debug)]
 pub struct Row {
@@ -50,6 +82,8 @@ pub struct Row {
     pub exit: u8,
     /// Exit code under `--bisect`.
     pub bisect: u8,
+    /// Status in JUnit files.
+    pub junit: Status,
     /// Mark in pictures.
     pub mark: char,
     /// Colour in terminals.
@@ -61,29 +95,31 @@ const fn row(
     name: &'static str,
     exit: u8,
     bisect: u8,
+    junit: Status,
     mark: char,
     colour: Option<anstyle::AnsiColor>,
 ) -> Row {
-    Row { verdict, name, exit, bisect, mark, colour }
+    Row { verdict, name, exit, bisect, junit, mark, colour }
 }
 
+use Status::{Error, Failure, Passed, Skipped};
 use anstyle::AnsiColor::{Green, Magenta, Red, Yellow};
 
 /// The table, in the order of [`Verdict`].
 pub static TABLE: &[Row] = &[
-    row(Verdict::NotApplicable, "not applicable", 3, 125, '-', None),
-    row(Verdict::Exact, "exact", 0, 0, '=', Some(Green)),
-    row(Verdict::Rounding, "rounding", 0, 0, '~', Some(Green)),
-    row(Verdict::ContractDiffers, "contract differs", 0, 0, 'c', Some(Yellow)),
-    row(Verdict::ConventionDiffers, "convention differs", 0, 0, 'v', Some(Yellow)),
-    row(Verdict::AfterFault, "after-fault", 1, 1, '|', Some(Yellow)),
-    row(Verdict::NotCompared, "not compared", 3, 125, '?', Some(Magenta)),
-    row(Verdict::Inconclusive, "inconclusive", 3, 125, '?', Some(Magenta)),
-    row(Verdict::ContractBroken, "contract broken", 1, 1, 'c', Some(Red)),
-    row(Verdict::Fault, "fault", 1, 1, 'X', Some(Red)),
-    row(Verdict::Broke, "engine broke", 4, 125, '!', Some(Red)),
-    row(Verdict::Unavailable, "not available", 5, 128, '!', Some(Red)),
-    row(Verdict::Usage, "usage", 2, 128, '!', Some(Red)),
+    row(Verdict::NotApplicable, "not applicable", 3, 125, Skipped, '-', None),
+    row(Verdict::Exact, "exact", 0, 0, Passed, '=', Some(Green)),
+    row(Verdict::Rounding, "rounding", 0, 0, Passed, '~', Some(Green)),
+    row(Verdict::ContractDiffers, "contract differs", 0, 0, Passed, 'c', Some(Yellow)),
+    row(Verdict::ConventionDiffers, "convention differs", 0, 0, Passed, 'v', Some(Yellow)),
+    row(Verdict::AfterFault, "after-fault", 1, 1, Skipped, '|', Some(Yellow)),
+    row(Verdict::NotCompared, "not compared", 3, 125, Error, '?', Some(Magenta)),
+    row(Verdict::Inconclusive, "inconclusive", 3, 125, Error, '?', Some(Magenta)),
+    row(Verdict::ContractBroken, "contract broken", 1, 1, Failure, 'c', Some(Red)),
+    row(Verdict::Fault, "fault", 1, 1, Failure, 'X', Some(Red)),
+    row(Verdict::Broke, "engine broke", 4, 125, Error, '!', Some(Red)),
+    row(Verdict::Unavailable, "not available", 5, 128, Error, '!', Some(Red)),
+    row(Verdict::Usage, "usage", 2, 128, Error, '!', Some(Red)),
 ];
 
 impl Verdict {
@@ -119,6 +155,17 @@ mod tests {
     fn the_table_is_in_the_order_of_the_enum() {
         for (i, r) in TABLE.iter().enumerate() {
             assert_eq!(r.verdict as usize, i);
+        }
+    }
+
+    /// What passes is clean by its exit code, and what is clean passes. A run is never `not applicable` or `after-fault` as a whole.
+    #[test]
+    fn junit_passes_what_exit_code_0_calls_clean() {
+        for r in TABLE {
+            assert_eq!(r.junit == Status::Passed, r.exit == 0, "{}", r.name);
+            let part = matches!(r.verdict, Verdict::NotApplicable | Verdict::AfterFault);
+            assert_eq!(r.junit == Status::Skipped, part, "{}", r.name);
+            assert_eq!(r.junit == Status::Failure, r.exit == 1 && !part, "{}", r.name);
         }
     }
 

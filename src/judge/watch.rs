@@ -16,12 +16,13 @@ use crate::engine::{Sink, SinkError};
 use crate::model::{Grid, Layer};
 use crate::trace::store::Store;
 use crate::trace::{Tensor, TensorId};
+use crate::written::{self, Name};
 use mla_numeric::DType;
 use mla_reference::attention::{Attended, Head, part, weigh};
 use mla_reference::product::Rows;
 use mla_reference::{Chunk, Contract, Evaluator, Form, Phase, Plan, Stage, Terms, Weight, Weights};
 use ndarray::Array2;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -29,10 +30,11 @@ use std::sync::{Mutex, PoisonError};
 pub const OUTPUTS: [Stage; 4] = [Stage::AttnOut, Stage::OLatent, Stage::Lse, Stage::Out];
 
 /// What the rules say of one output in one phase. Part of the report; names are stable.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct GateReport {
     /// The stage.
-    pub tensor: &'static str,
+    #[serde(deserialize_with = "written::name")]
+    pub tensor: Name,
     /// Form.
     pub form: Option<Form>,
     /// Phase.

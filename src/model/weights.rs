@@ -16,7 +16,7 @@ use mla_reference::{Geometry, Weight, Weights};
 use std::sync::OnceLock;
 
 /// Layout of the decompression weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
     /// attn_k_b and attn_v_b.
@@ -26,7 +26,7 @@ pub enum Layout {
 }
 
 /// Where a role's values lie in the file.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Stored {
     /// Role.
     pub weight: Weight,

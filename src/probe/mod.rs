@@ -26,11 +26,12 @@ mod run;
 use crate::engine::{Engine, EngineError};
 use crate::fault::Fault;
 use crate::model::Layer;
+use crate::written::{self, Name};
 use case::Common;
 use mla_reference::Form;
 use place::Count;
 use run::{Runner, unchanged};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 
 /// What is probed.
@@ -52,21 +53,23 @@ pub struct Subject<'a> {
 }
 
 /// One probe of one form. Part of the report; names are stable.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Probe {
     /// `one-key`, `powers-of-two`, `relabelled-pages`, `one-hot`.
-    pub name: &'static str,
+    #[serde(deserialize_with = "written::name")]
+    pub name: Name,
     /// Form.
     pub form: Form,
     /// What came out.
     #[serde(flatten)]
     pub outcome: Outcome,
     /// What a break means.
-    pub says: &'static str,
+    #[serde(deserialize_with = "written::name")]
+    pub says: Name,
 }
 
 /// What came out of a probe.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Outcome {
     /// What must hold does.

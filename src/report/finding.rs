@@ -163,7 +163,7 @@ fn box_words(l: &LayerReport, u: &Unit, p: &Place) -> String {
         parts.push(format!("columns {}{part}", all.join(", ")));
     }
     if let Some(parity) = p.parity {
-        parts.push(format!("{} columns only", ["even", "odd"][parity]));
+        parts.push(format!("{} columns only", if parity == 0 { "even" } else { "odd" }));
     }
     parts.join(", ")
 }

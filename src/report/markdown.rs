@@ -11,6 +11,21 @@ use std::fmt::Write;
 /// Findings shown in full.
 const SHOWN: usize = 2;
 
+/// Text in a cell of a table: nothing in it ends the cell or is markup.
+pub fn cell(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c {
+            '|' | '`' | '*' | '_' | '[' | ']' | '\\' => out.extend(['\\', c]),
+            '<' => out += "&lt;",
+            '&' => out += "&amp;",
+            c if c.is_control() => out.push(' '),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
 /// The block of one layer with findings.
 pub fn issue(report: &Report, l: &LayerReport) -> String {
     let mut out = String::new();
@@ -48,6 +63,6 @@ pub fn issue(report: &Report, l: &LayerReport) -> String {
             c.batch, c.dtype, c.seed, c.page_size, c.splits
         ),
     );
-    let _ = writeln!(out, "\n```\n{}\n```", report.command);
+    let _ = writeln!(out, "\n```\n{}\n```", report.command_of(l));
     out
 }

@@ -7,7 +7,13 @@ The report: one serde struct, and its renderers.
 
 mod blocks;
 pub mod finding;
+pub mod github;
+pub mod junit;
+pub mod kinds;
 pub mod markdown;
+pub mod read;
+#[cfg(test)]
+pub(crate) mod sample;
 pub mod study;
 mod table;
 pub mod terminal;
@@ -20,17 +26,27 @@ use crate::judge::watch::GateReport;
 use crate::judge::{Budget, ScalarDifference, Unit, Verdict};
 use crate::model::{Layout, Model, Stored};
 use crate::probe::Probe;
+use crate::written::{self, Name};
 use mla_reference::{Contract, Geometry, RowName};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// Schema of `run`: name and version.
+pub const RUN: Name = "mla-check.run/1";
+/// Schema of `compare`.
+pub const COMPARE: Name = "mla-check.compare/1";
+/// Those that are read back.
+pub const SCHEMAS: [Name; 2] = [RUN, COMPARE];
+
 /// A whole run.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
     /// Name and version of this form.
-    pub schema: &'static str,
+    #[serde(deserialize_with = "written::name")]
+    pub schema: Name,
     /// Version of the program.
-    pub version: &'static str,
+    #[serde(deserialize_with = "written::name")]
+    pub version: Name,
     /// The worst verdict of all layers.
     pub verdict: Verdict,
     /// Exit code that goes with it.
@@ -40,25 +56,32 @@ pub struct Report {
     /// The model.
     pub model: ModelReport,
     /// The convention by which the file's numbers were read.
-    pub convention: &'static str,
+    #[serde(deserialize_with = "written::name")]
+    pub convention: Name,
     /// How the engine was chosen.
     pub engine_choice: String,
     /// Layer by layer.
     pub layers: Vec<LayerReport>,
     /// Two dumps side by side, where two were given.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<Pair>,
     /// `--signature`: whether what is wrong is the recorded fault; none where nothing is.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<SignatureReport>,
     /// What was not judged.
     pub not_judged: Vec<String>,
-    /// The command that repeats the run.
+    /// Why layers are missing that were asked for: the engine broke or was not there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub broken: Vec<Lack>,
+    /// What a merge of reports misses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gaps: Vec<Lack>,
+    /// The command that repeats the run; of a merge the commands of its parts, one a line.
     pub command: String,
 }
 
 /// What a cache of the reference was good for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheReport {
     /// Parts of the reference that were known, and that were computed.
     #[serde(flatten)]
@@ -66,12 +89,12 @@ pub struct CacheReport {
     /// Entries that were damaged, and were computed anew.
     pub damaged: u64,
     /// Why something could not be kept, where that happened.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
 }
 
 /// What a run says of a recorded fault.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignatureReport {
     /// The signature's file.
     pub file: String,
@@ -81,25 +104,79 @@ pub struct SignatureReport {
     pub text: String,
 }
 
+/// Something that is not in a report and should be.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Lack {
+    /// What that makes of the whole.
+    pub verdict: Verdict,
+    /// In words.
+    pub what: String,
+}
+
+impl Report {
+    /// Of nothing yet.
+    pub fn empty(schema: Name, model: ModelReport, command: String) -> Report {
+        Report {
+            schema,
+            version: env!("CARGO_PKG_VERSION"),
+            verdict: Verdict::NotCompared,
+            exit: Verdict::NotCompared.exit(false),
+            deliberate_fault: None,
+            model,
+            convention: "none",
+            engine_choice: String::new(),
+            layers: Vec::new(),
+            beside: Vec::new(),
+            signature: None,
+            not_judged: Vec::new(),
+            broken: Vec::new(),
+            gaps: Vec::new(),
+            command,
+        }
+    }
+
+    /// The command that judged a layer.
+    pub fn command_of<'a>(&'a self, l: &'a LayerReport) -> &'a str {
+        l.command.as_deref().unwrap_or(&self.command)
+    }
+
+    /// The worst of its layers and of what is missing.
+    pub fn worst(&self) -> Verdict {
+        let lacks = self.broken.iter().chain(&self.gaps).map(|l| l.verdict);
+        self.layers.iter().map(|l| l.verdict).chain(lacks).max().unwrap_or(Verdict::NotCompared)
+    }
+}
+
 /// The model of a run.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ModelReport {
     /// Files, in order.
     pub files: Vec<String>,
     /// Their sizes in bytes.
     pub bytes: Vec<u64>,
     /// general.architecture
-    pub architecture: &'static str,
+    #[serde(deserialize_with = "written::name")]
+    pub architecture: Name,
     /// general.name, if it has one.
     pub name: Option<String>,
     /// Layers in the file.
     pub layers: usize,
+    /// Those with MLA attention.
+    #[serde(default)]
+    pub mla_layers: Vec<usize>,
 }
 
 impl ModelReport {
     /// Of a dump that is compared without one.
     pub fn none() -> ModelReport {
-        ModelReport { files: Vec::new(), bytes: Vec::new(), architecture: "none", name: None, layers: 0 }
+        ModelReport {
+            files: Vec::new(),
+            bytes: Vec::new(),
+            architecture: "none",
+            name: None,
+            layers: 0,
+            mla_layers: Vec::new(),
+        }
     }
 
     /// Of an open model.
@@ -116,21 +193,25 @@ impl ModelReport {
                 .flatten()
                 .map(|n| n.escape_debug().to_string()),
             layers: model.blocks,
+            mla_layers: model.mla_layers(),
         }
     }
 }
 
 /// The case of a layer.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CaseReport {
     /// Requests.
     pub batch: String,
     /// Regimes.
-    pub regimes: Vec<&'static str>,
+    #[serde(deserialize_with = "written::names")]
+    pub regimes: Vec<Name>,
     /// Request and regime of each sequence.
-    pub sequences: Vec<(usize, &'static str)>,
+    #[serde(deserialize_with = "written::numbered")]
+    pub sequences: Vec<(usize, Name)>,
     /// Dtype of the engine's activations.
-    pub dtype: &'static str,
+    #[serde(deserialize_with = "written::name")]
+    pub dtype: Name,
     /// Seed.
     pub seed: u64,
     /// Slots of a page.
@@ -138,7 +219,8 @@ pub struct CaseReport {
     /// Splits of the keys in decode.
     pub splits: usize,
     /// Where the hidden states come from.
-    pub hidden: &'static str,
+    #[serde(deserialize_with = "written::name")]
+    pub hidden: Name,
     /// What the draw turned out to be.
     pub notes: Vec<String>,
 }
@@ -151,7 +233,7 @@ impl LayerReport {
 }
 
 /// The contract that a layer was judged by.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Judgement {
     /// How it was asked for: `none`, a name, a file.
     pub by: String,
@@ -160,7 +242,7 @@ pub struct Judgement {
 }
 
 /// One layer.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LayerReport {
     /// Index.
     pub layer: usize,
@@ -186,8 +268,8 @@ pub struct LayerReport {
     /// Widths and counts; none where nothing ran.
     pub geometry: Option<Geometry>,
     /// What the rows of tensors at fault are.
-    #[serde(skip)]
-    pub names: BTreeMap<&'static str, Vec<RowName>>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "written::rows")]
+    pub names: BTreeMap<Name, Vec<RowName>>,
     /// Scalars that differ between engine and file.
     pub scalars: Vec<ScalarDifference>,
     /// Unit by unit, in the order of judgement.
@@ -197,13 +279,13 @@ pub struct LayerReport {
     /// Time that probes took, part of `seconds`.
     pub probe_seconds: f64,
     /// `--gates`: what other people's rules say of the outputs.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gates: Vec<GateReport>,
     /// `--cumulative`: differences from the start of the layer; shown, not judged.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cumulative: Vec<Drift>,
     /// `--reference-cache`: what it was good for.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference_cache: Option<CacheReport>,
     /// What is odd in the weights themselves.
     pub odd: Vec<String>,
@@ -211,4 +293,7 @@ pub struct LayerReport {
     pub forms_agree: Option<f64>,
     /// Wall time.
     pub seconds: f64,
+    /// The command that judged it, in a report that was merged from several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
 }

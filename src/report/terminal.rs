@@ -21,6 +21,13 @@ pub fn render(report: &Report, width: usize) -> String {
     for layer in &report.layers {
         layer_report(&mut out, report, layer, width.max(40));
     }
+    for lack in report.broken.iter().chain(&report.gaps) {
+        let line = format!("{}: ", lack.verdict);
+        for (i, text) in lack.what.lines().enumerate() {
+            wrapped(&mut out, if i == 0 { &line } else { "  " }, text.trim(), width.max(40));
+        }
+        out.push('\n');
+    }
     for pair in &report.beside {
         blocks::beside(&mut out, pair, width.max(40));
     }
@@ -30,11 +37,15 @@ pub fn render(report: &Report, width: usize) -> String {
 
 /// The verdict line alone, one a layer.
 pub fn verdict_lines(report: &Report) -> String {
-    let signature = report.signature.iter().map(|s| format!("signature: {}\n", s.text));
-    signature.chain(report.layers.iter().map(|l| verdict_line(report, l) + "\n")).collect()
+    let mut out: String = report.signature.iter().map(|s| format!("signature: {}\n", s.text)).collect();
+    out.extend(report.layers.iter().map(|l| verdict_line(report, l) + "\n"));
+    for lack in &report.gaps {
+        let _ = writeln!(out, "{}: {}", lack.verdict, lack.what.lines().next().unwrap_or_default());
+    }
+    out
 }
 
-pub(super) fn paint(v: Verdict, text: &str) -> String {
+pub(crate) fn paint(v: Verdict, text: &str) -> String {
     match v.row().colour {
         Some(c) => {
             let style = c.on_default().effects(anstyle::Effects::BOLD);
@@ -265,11 +276,11 @@ fn not_judged(out: &mut String, report: &Report, width: usize) {
     for n in &report.not_judged {
         wrapped(out, "  - ", n, width);
     }
-    let _ = writeln!(out, "Repeat with:\n  {}", report.command);
+    let _ = writeln!(out, "Repeat with:\n  {}", report.command.replace('\n', "\n  "));
 }
 
 /// Writes a paragraph with a hanging indent.
-pub(super) fn wrapped(out: &mut String, lead: &str, text: &str, width: usize) {
+pub(crate) fn wrapped(out: &mut String, lead: &str, text: &str, width: usize) {
     let indent = " ".repeat(lead.chars().count());
     let mut line = lead.to_string();
     let mut used = line.chars().count();

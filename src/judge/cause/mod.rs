@@ -28,10 +28,11 @@ pub mod weight;
 use super::compare::Isolated;
 use super::evidence::Evidence;
 use crate::trace::{Tensor, TensorId};
+use crate::written::{self, Name};
 use change::Change;
 use mla_reference::{Phase, RowName};
 use scene::Scene;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::{Mutex, PoisonError};
 
 /// Most hypotheses that are held against a part of one tensor.
@@ -45,21 +46,23 @@ const SCREEN: f64 = 0.02;
 const BETTER: f64 = 7.0;
 
 /// A hypothesis, or the name of one, with what it left unexplained.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Left {
     /// Name.
     pub name: String,
     /// Share of odd elements of the part that was looked at.
+    #[serde(deserialize_with = "written::number")]
     pub share: f64,
 }
 
 /// A cause under which a tensor passes as a clean one would.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cause {
     /// Short name.
     pub name: String,
     /// Family of hypotheses.
-    pub family: &'static str,
+    #[serde(deserialize_with = "written::name")]
+    pub family: Name,
     /// One sentence.
     pub text: String,
     /// Size of the effect and its standard error, where it has one: a factor, an eps.
@@ -71,12 +74,12 @@ pub struct Cause {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runner_up: Option<Left>,
     /// Others that pass as well.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ambiguous_with: Vec<String>,
 }
 
 /// What a search for causes found.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Diagnosis {
     /// One that explains everything.

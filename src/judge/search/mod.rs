@@ -20,7 +20,7 @@ use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::{Contract, Form, Phase, RowName, RowSum, Stage};
 use screen::{Sample, Screened, screen};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// How many times fewer flips a contract must leave. A wrong one brings 2 to 40 % of flips back, the right one leaves 0 to
@@ -33,12 +33,12 @@ const FINALISTS: usize = 3;
 const MOST: f64 = 0.1;
 
 /// A contract that nobody declared and that explains a tensor's bits.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FoundContract {
     /// Kernel of the table, with its splits and with what is different.
     pub name: String,
     /// Others that can't be told apart on these rows.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub alike: Vec<String>,
     /// The contract.
     pub contract: Contract,
