@@ -170,6 +170,7 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
         },
         layers: Vec::new(),
         beside: Vec::new(),
+        snapshots: Vec::new(),
         not_judged: Vec::new(),
         command: run::command(),
     };
@@ -262,6 +263,7 @@ fn bare(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
         engine_choice: read_by,
         layers: Vec::from([judged.map_err(run::failure)?]),
         beside: Vec::new(),
+        snapshots: Vec::new(),
         not_judged: compare::not_judged(&left_out),
         command: run::command(),
     };

@@ -13,11 +13,12 @@ use crate::judge::{Ask, Budget, Verdict};
 use crate::model::{Convention, Model, Reading};
 use crate::nvrtc::{Nvrtc, Target};
 use crate::report::{LayerReport, ModelReport, Report, terminal};
+use crate::snapshot::{self, Head, Kept, Update};
 use crate::trace::npy;
 use clap::{Args, ValueEnum};
 use mla_numeric::DType;
 use mla_reference::{Form, Geometry, Regime};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Options of `run`.
 #[derive(Args)]
@@ -110,6 +111,11 @@ pub struct RunArgs {
     /// doubles, and the reference runs a second time
     #[arg(long)]
     cumulative: bool,
+    /// Hold shapes, contract, verdicts and digests of the float64 reference against the snapshots of this folder, in insta's
+    /// form: what differs is written as .snap.new for `cargo insta review` and fails (INSTA_UPDATE; docs/snapshots.md). The
+    /// reference runs a second time
+    #[arg(long, value_name = "DIR", conflicts_with = "bisect")]
+    snapshot: Option<PathBuf>,
     /// Also write the report to a .json file (repeatable)
     #[arg(long, value_name = "FILE.json")]
     report: Vec<PathBuf>,
@@ -273,6 +279,14 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
     for path in &args.report {
         check_report_path(path)?;
     }
+    let snapshots_in = match &args.snapshot {
+        None => None,
+        Some(dir) => {
+            let update = Update::from_environment().map_err(Failure::Input)?;
+            update.prepare(dir).map_err(Failure::Input)?;
+            Some((dir, update))
+        }
+    };
     threads(args.threads)?;
     let model = args.open()?;
     for w in model.gguf().warnings() {
@@ -298,6 +312,7 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
         engine_choice: choice,
         layers: Vec::new(),
         beside: Vec::new(),
+        snapshots: Vec::new(),
         not_judged: not_judged(&options),
         command: command(),
     };
@@ -324,7 +339,37 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
     if let Some(e) = broken.take_if(|_| report.layers.is_empty()) {
         return Err(failure(e));
     }
+    if let Some((dir, update)) = snapshots_in {
+        report.snapshots = snapshots(args, &options, &report, dir, update)?;
+    }
     emit(report, broken.map(failure), &args.report, args.bisect, out)
+}
+
+/// Holds each layer and form against its snapshot.
+fn snapshots(
+    args: &RunArgs,
+    options: &Options,
+    report: &Report,
+    dir: &Path,
+    update: Update,
+) -> Result<Vec<Kept>, Failure> {
+    let head = Head {
+        model: snapshot::stem(report.model.files.first().map_or("model", String::as_str)),
+        architecture: report.model.architecture,
+        convention: if args.convention == Convention::Auto { "hf" } else { args.convention.name() },
+        norm_eps: args.norm_eps,
+        fault: report.deliberate_fault.clone(),
+    };
+    let mut all = Vec::new();
+    for layer in &report.layers {
+        for &form in &options.forms {
+            let name = snapshot::file_name(&head, layer, form);
+            let what = format!("{}, layer {}, {}", head.model, layer.layer, form.name());
+            let text = snapshot::text(&head, layer, form);
+            all.push(snapshot::file::keep(dir, &name, &what, &text, update).map_err(Failure::Input)?);
+        }
+    }
+    Ok(all)
 }
 
 impl RunArgs {
@@ -344,7 +389,14 @@ impl RunArgs {
                 "engine reference is held against nothing, so nothing was judged\n  where: the report's command\n  do: make a report with another --engine".into(),
             ));
         }
-        let options = Options { save: None, gates: Vec::new(), cumulative: false, ask: Some(ask), ..options };
+        let options = Options {
+            save: None,
+            gates: Vec::new(),
+            cumulative: false,
+            snapshot: false,
+            ask: Some(ask),
+            ..options
+        };
         answered(check::layer(&self.open()?, layer, &options, progress))
     }
 }
@@ -377,7 +429,7 @@ pub(super) fn emit(
     out: &mut Output,
 ) -> Result<u8, Failure> {
     report.verdict = worst(&report.layers);
-    let exit = report.verdict.exit(bisect);
+    let exit = report.exit_code(bisect);
     report.exit = exit;
     // Printed first: a full disk must not cost the verdict. A reader who left early (`| head`) does not change it.
     let printed = if out.json() {
@@ -492,6 +544,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         save: args.save.clone(),
         gates: if args.gates { OUTPUTS.to_vec() } else { Vec::new() },
         cumulative: args.cumulative,
+        snapshot: args.snapshot.is_some(),
         ask: None,
     };
     Ok((options, choice))
@@ -546,7 +599,7 @@ fn room(g: &Geometry, o: &Options) -> Result<(), Failure> {
     )))
 }
 
-pub(super) fn check_report_path(path: &std::path::Path) -> Result<(), Failure> {
+pub(super) fn check_report_path(path: &Path) -> Result<(), Failure> {
     let json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
     let missing = parent.is_some_and(|p| !p.is_dir());
@@ -564,7 +617,7 @@ pub(super) fn check_report_path(path: &std::path::Path) -> Result<(), Failure> {
     )))
 }
 
-fn write_report(path: &std::path::Path, report: &Report) -> Result<(), Failure> {
+fn write_report(path: &Path, report: &Report) -> Result<(), Failure> {
     let write =
         npy::write_atomically(path, |out| serde_json::to_writer_pretty(out, report).map_err(Into::into));
     write.map_err(|e| {

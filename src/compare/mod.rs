@@ -276,6 +276,7 @@ fn judged(
         probe_seconds: 0.0,
         gates: Vec::new(),
         cumulative: Vec::new(),
+        reference: Vec::new(),
         odd: Vec::new(),
         forms_agree: None,
         seconds: 0.0,

@@ -19,6 +19,8 @@ use crate::judge::watch::GateReport;
 use crate::judge::{Budget, ScalarDifference, Unit, Verdict};
 use crate::model::{Layout, Model, Stored};
 use crate::probe::Probe;
+use crate::snapshot::{Digest, Kept};
+use crate::trace::TensorId;
 use mla_reference::{Contract, Geometry, RowName};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -47,6 +49,9 @@ pub struct Report {
     /// Two dumps side by side, where two were given.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<Pair>,
+    /// `--snapshot`: what became of each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub snapshots: Vec<Kept>,
     /// What was not judged.
     pub not_judged: Vec<String>,
     /// The command that repeats the run.
@@ -66,6 +71,16 @@ pub struct ModelReport {
     pub name: Option<String>,
     /// Layers in the file.
     pub layers: usize,
+}
+
+impl Report {
+    /// The exit code: what the verdict says, or that of a fault where only a snapshot is not accepted.
+    pub fn exit_code(&self, bisect: bool) -> u8 {
+        match self.verdict.exit(bisect) {
+            0 if self.snapshots.iter().any(|s| !s.accepted) => Verdict::Fault.exit(bisect),
+            code => code,
+        }
+    }
 }
 
 impl ModelReport {
@@ -174,6 +189,9 @@ pub struct LayerReport {
     /// `--cumulative`: differences from the start of the layer; shown, not judged.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cumulative: Vec<Drift>,
+    /// `--snapshot`: digests of the reference from the start of the layer, in order.
+    #[serde(skip)]
+    pub reference: Vec<(TensorId, Digest)>,
     /// What is odd in the weights themselves.
     pub odd: Vec<String>,
     /// Engine `reference`: largest difference between the forms, relative to the largest value.

@@ -21,13 +21,18 @@ pub fn render(report: &Report, width: usize) -> String {
     for pair in &report.beside {
         blocks::beside(&mut out, pair, width.max(40));
     }
+    blocks::snapshots(&mut out, &report.snapshots, width.max(40));
     not_judged(&mut out, report, width.max(40));
     out
 }
 
 /// The verdict line alone, one a layer.
 pub fn verdict_lines(report: &Report) -> String {
-    report.layers.iter().map(|l| verdict_line(report, l) + "\n").collect()
+    let mut out: String = report.layers.iter().map(|l| verdict_line(report, l) + "\n").collect();
+    if report.snapshots.iter().any(|s| !s.accepted) {
+        let _ = writeln!(out, "{}", blocks::snapshots_line(&report.snapshots));
+    }
+    out
 }
 
 pub(super) fn paint(v: Verdict, text: &str) -> String {
