@@ -135,7 +135,8 @@ fn cause(u: &Unit) -> Option<String> {
         (None, Some(Diagnosis::Cause(c))) => {
             let fitted = c.effect.map(|(value, _)| format!(" × {value:.6}"));
             let name = fitted.and_then(|f| c.name.strip_suffix(f.as_str())).unwrap_or(&c.name);
-            Some(format!("{}: {name}", c.family))
+            // A family of one is not named twice.
+            Some(if name.starts_with(c.family) { name.to_string() } else { format!("{}: {name}", c.family) })
         }
         (None, Some(Diagnosis::Unexplained { .. })) => Some("unexplained".into()),
         (None, None) => None,
