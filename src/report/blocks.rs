@@ -169,7 +169,10 @@ pub(super) fn snapshots(out: &mut String, all: &[Kept], width: usize) {
         let state = if s.state == State::New { "new" } else { "differs" };
         let _ = writeln!(out, "  {state}: {}", s.file);
         for line in &s.diff {
-            wrapped(out, "    ", line, width);
+            match line.split_once(' ') {
+                Some((sign @ ("+" | "-"), rest)) => wrapped(out, &format!("    {sign} "), rest, width),
+                _ => wrapped(out, "    ", line, width),
+            }
         }
     }
     let pending = all.iter().any(|s| !s.accepted && s.written.is_some());
