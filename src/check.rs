@@ -28,6 +28,7 @@ use crate::nvrtc::Target;
 use crate::probe::{self, Probe, Subject};
 use crate::reference_cache::ReferenceCache;
 use crate::report::{CacheReport, CaseReport, Judgement, LayerReport};
+use crate::snapshot::Digests;
 use crate::trace::save::{Run, Saver};
 use mla_numeric::DType;
 use mla_reference::product::{Dense, Rows};
@@ -119,6 +120,8 @@ pub struct Options {
     pub gates: Vec<Stage>,
     /// Show differences from the start of the layer.
     pub cumulative: bool,
+    /// Take digests of the reference from the start of the layer.
+    pub snapshot: bool,
     /// A question about one tensor; the run ends with its answer.
     pub ask: Option<Ask>,
     /// Results of the reference from earlier runs.
@@ -148,6 +151,7 @@ impl Default for Options {
             save: None,
             gates: Vec::new(),
             cumulative: false,
+            snapshot: false,
             ask: None,
             reference_cache: None,
         }
@@ -230,6 +234,7 @@ pub fn layer_with(
         gates: Vec::new(),
         cumulative: Vec::new(),
         reference_cache: None,
+        reference: Vec::new(),
         odd: Vec::new(),
         forms_agree: None,
         seconds: 0.0,
@@ -240,7 +245,7 @@ pub fn layer_with(
         return Ok(report);
     }
     if options.engine == EngineKind::Reference {
-        report.forms_agree = reference(&layer, &case, options, &mut saver, progress, &mut report.tensors)?;
+        report.forms_agree = reference(&layer, &case, options, &mut saver, progress, &mut report)?;
         report.verdict = match report.forms_agree {
             None => Verdict::NotCompared,
             Some(d) if d <= FORMS_AGREE => Verdict::Rounding,
@@ -265,6 +270,12 @@ pub fn layer_with(
         // Now it is known what compiled its kernels.
         report.engine = engine.describe();
         probed(&layer, &case, options, engine, progress, &mut report)?;
+        if options.snapshot {
+            progress("digests of the reference");
+            let mut digests = Digests::default();
+            ReferenceEngine.run(&layer, &case, &options.forms, &mut digests)?;
+            report.reference = digests.finish();
+        }
     }
     if let Some(s) = saver {
         let run = Run {
@@ -499,12 +510,18 @@ fn reference(
     options: &Options,
     saver: &mut Option<Saver>,
     progress: &dyn Fn(&str),
-    tensors: &mut Vec<Unit>,
+    report: &mut LayerReport,
 ) -> Result<Option<f64>, CheckError> {
     let mut sink = crate::engine::reference::Collect::new(saver.as_mut(), progress);
-    ReferenceEngine.run(layer, case, &options.forms, &mut sink)?;
+    if options.snapshot {
+        let mut digests = Digests::before(&mut sink);
+        ReferenceEngine.run(layer, case, &options.forms, &mut digests)?;
+        report.reference = digests.finish();
+    } else {
+        ReferenceEngine.run(layer, case, &options.forms, &mut sink)?;
+    }
     let (units, apart) = sink.finish();
-    *tensors = units;
+    report.tensors = units;
     Ok(apart)
 }
 

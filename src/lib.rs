@@ -13,7 +13,8 @@ gguf → model → case → engine → judge → report
 - [`case`](mod@case): requests, pages, positions, drawn inputs: the plan of a run.
 - [`engine`]: whatever computes the tensors of a layer and streams them.
 - [`judge`]: each tensor against the float64 reference, from the engine's own inputs, within proven bounds.
-- [`report`]: one serde struct and its renderers. [`explain`]: the same of one element.
+- [`report`]: one serde struct and its renderers. [`explain`]: the same of one element. [`snapshot`]: what people review as
+  a diff.
 
 [`probe`] asks an engine small questions of its own. [`check`] puts them in order; [`cli`] sits on top and calls all.
 [`trace`] holds tensors as bits, [`fault`] plants deliberate faults, [`synth`] writes model files, [`study`] runs the
@@ -58,6 +59,7 @@ pub mod problem;
 pub mod reference_cache;
 pub mod report;
 pub mod signature;
+pub mod snapshot;
 pub mod study;
 pub mod synth;
 pub mod trace;

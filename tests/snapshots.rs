@@ -1,19 +1,17 @@
 /*!
-Digests of each fixture's float64 reference, and the first screens that README shows.
+What is reviewed as a diff: each fixture's snapshots, layer by layer and form by form, and the first screens that README
+shows.
 
-Numbers are kept as text with 6 significant digits, so that a NaN can't hide as `null` and last bits of a
-C library do not matter. A change here is a change of the reference: review it.
+The snapshots are those of `run --snapshot`, made by the program itself. A change there is a change of the reference, of
+a contract or of a verdict: `cargo insta test --review`, or INSTA_UPDATE=always and `git diff`.
 */
 
 mod common;
 
 use common::{MODELS, fixture};
-use mla_check::case::Draw;
-use mla_check::model::{Layer, Model, Reading};
-use mla_check::trace::Tensor;
-use mla_numeric::DType;
-use mla_reference::{Form, Regime, Scope, Stage};
-use std::fmt::Write;
+use mla_check::model::Model;
+use std::path::Path;
+use std::process::{Command, Output};
 
 fn settings() -> insta::Settings {
     let mut s = insta::Settings::new();
@@ -23,60 +21,147 @@ fn settings() -> insta::Settings {
     s
 }
 
-/// `shape  norm  mean  least  largest  first .. last`, finite values only, with their number where some are not.
-fn digest(t: &Tensor) -> String {
-    let all = t.block(0..t.rows, 0..t.cols);
-    let finite: Vec<f64> = all.iter().copied().filter(|v| v.is_finite()).collect();
-    let norm = finite.iter().map(|v| v * v).sum::<f64>().sqrt();
-    let mean = finite.iter().sum::<f64>() / finite.len() as f64;
-    let least = finite.iter().copied().fold(f64::INFINITY, f64::min);
-    let largest = finite.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let ends = [finite[0], finite[finite.len() - 1]];
-    let mut line = format!("{:?} norm {norm:.5e} mean {mean:.5e} from {least:.5e} to {largest:.5e}", t.shape);
-    let _ = write!(line, " first {:.5e} last {:.5e}", ends[0], ends[1]);
-    if finite.len() < all.len() {
-        let _ = write!(line, " ({} not finite)", all.len() - finite.len());
+/// Prefill and decode, with and without context, pages begun and full, splits.
+const CASE: [&str; 6] = ["--batch", "0+5,0+1,65+3,130+1", "--splits", "2", "--layer", "all"];
+
+/// `run` on a model, with snapshots in a folder; of insta's environment only what is given, or what the tests have.
+fn run(file: &Path, dir: &Path, args: &[&str], environment: Option<&[(&str, &str)]>) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mla-check"));
+    command
+        .arg("run")
+        .arg(file)
+        .arg("--snapshot")
+        .arg(dir)
+        .args(["--engine", "cpu"])
+        .args(args)
+        .env("RUST_BACKTRACE", "0");
+    if let Some(variables) = environment {
+        for name in ["INSTA_UPDATE", "INSTA_FORCE_PASS", "CI", "TF_BUILD"] {
+            command.env_remove(name);
+        }
+        command.envs(variables.iter().copied());
     }
-    line
+    command.output().unwrap()
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let all = std::fs::read_dir(dir).unwrap();
+    let mut all: Vec<String> = all.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    all.sort();
+    all
 }
 
 #[test]
-fn reference_of_the_fixtures() {
+fn fixtures() {
     for (name, file) in MODELS {
-        let model = Model::open(&fixture(file)).unwrap();
-        let mut text = String::new();
-        for index in 0..model.blocks {
-            let weights = model.weights(index).unwrap();
-            let spec = model.spec(&Reading::default());
-            let case = Draw {
-                batch: "0+5,0+1,65+3,130+1".parse().unwrap(),
-                regimes: Regime::ALL.to_vec(),
-                seed: 0,
-                page_size: 64,
-                splits: 2,
-                dtype: DType::F64,
-                hidden: None,
-                spec: &spec,
-                weights: &weights,
-            }
-            .case()
-            .unwrap();
-            let layer = Layer { index, spec: spec.clone(), weights: &weights };
-            let keep = common::reference(&layer, &case, &Form::ALL);
-            let _ = writeln!(text, "layer {index}");
-            for form in Form::ALL {
-                for stage in Stage::ALL.iter().filter(|s| s.in_form(form) && s.exists(&spec.geometry)) {
-                    if stage.row().scope == Scope::Shared && form == Form::Absorbed {
-                        continue;
-                    }
-                    let shared = stage.row().scope == Scope::Shared;
-                    let place = if shared { "" } else { form.name() };
-                    let _ =
-                        writeln!(text, "{place:8} {:12} {}", stage.name(), digest(keep.get(*stage, form)));
-                }
-            }
-        }
-        settings().bind(|| insta::assert_snapshot!(format!("reference-{name}"), text));
+        let out = run(&fixture(file), &fixture("../snapshots"), &[&CASE[..], &["--quiet"]].concat(), None);
+        let said = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(0), "{name}: {said}");
+    }
+}
+
+/// A snapshot's life: new, accepted, different, the same again; and what a reviewer sees of a fault.
+#[test]
+fn a_users_own_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("made");
+    let model = fixture("models/glm5dims.Q4_K_M.gguf");
+    let name = "glm5dims.Q4_K_M-layer1-absorbed-cpu.snap";
+    let args = ["--layer", "1", "--form", "absorbed", "--regime", "random", "--batch", "0+3,65+1"];
+    let run = |more: &[&str], environment: &[(&str, &str)]| {
+        let out = run(&model, &dir, &[&args[..], more].concat(), Some(environment));
+        (
+            out.status.code().unwrap(),
+            String::from_utf8(out.stdout).unwrap(),
+            String::from_utf8(out.stderr).unwrap(),
+        )
+    };
+
+    // Where nothing may be written, a folder that is not there is known before the work.
+    let (code, stdout, stderr) = run(&[], &[("CI", "true")]);
+    assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
+    assert!(stderr.contains("where: --snapshot") && !dir.exists(), "{stderr}");
+
+    // New: not a pass, though every tensor is clean.
+    let (code, stdout, _) = run(&[], &[]);
+    assert_eq!(code, 1, "{stdout}");
+    assert!(
+        stdout.contains(": rounding\n")
+            && stdout.contains("snapshots: 1 new")
+            && stdout.contains("cargo insta"),
+        "{stdout}"
+    );
+    assert_eq!(names(&dir), [format!("{name}.new")]);
+
+    // Accepted, as `cargo insta accept` does it; then it agrees wherever it runs.
+    std::fs::rename(dir.join(format!("{name}.new")), dir.join(name)).unwrap();
+    let (code, stdout, _) = run(&["--threads", "1"], &[("CI", "true")]);
+    assert_eq!(code, 0, "{stdout}");
+    assert!(stdout.contains("snapshots: 1 agree\n"), "{stdout}");
+
+    // The crate itself reads it.
+    let snapshot = insta::Snapshot::from_file(&dir.join(name)).unwrap();
+    assert_eq!(snapshot.metadata().description(), Some("glm5dims.Q4_K_M, layer 1, absorbed"));
+    let text = snapshot.as_text().unwrap().to_string();
+    for part in [
+        "model       glm5dims.Q4_K_M, glm-dsa\nlayer       1, form absorbed\nengine      cpu\n",
+        "\nw_uk ",
+        "\nprobe one-key: held\n",
+    ] {
+        assert!(text.contains(part), "{part:?}: {text}");
+    }
+    assert!(!text.contains("fused") && !text.contains('/'), "a path, or another form: {text}");
+
+    // Another case, or a fault: a difference that is shown; what is bad in itself keeps its own exit code.
+    let (code, stdout, _) = run(&["--seed", "1"], &[("CI", "true")]);
+    assert_eq!((code, names(&dir)), (1, vec![name.to_string()]), "{stdout}");
+    assert!(
+        stdout.contains("    - case        seed 0") && stdout.contains("    + case        seed 1"),
+        "{stdout}"
+    );
+    let (code, stdout, _) = run(&["--fault", "softmax-scale=1.1", "--format", "json"], &[]);
+    assert_eq!(code, 1);
+    let report: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    let kept = &report["snapshots"][0];
+    assert_eq!(
+        (&report["exit"], kept["state"].as_str(), kept["accepted"].as_bool()),
+        (&serde_json::json!(1), Some("differs"), Some(false))
+    );
+    let text = std::fs::read_to_string(dir.join(format!("{name}.new"))).unwrap();
+    assert!(text.contains("\nfault       softmax-scale=1.1 (deliberate)\n"), "{text}");
+    let lse = text.lines().filter(|l| l.starts_with("lse ")).collect::<Vec<_>>();
+    // The cause, and not the factor that was fitted to the engine's bits.
+    assert!(lse.iter().all(|l| l.contains(" fault ") && l.ends_with(": softmax scale")), "{lse:?}");
+    // The reference knows nothing of the engine's fault.
+    let reference = |t: &str| t.split_once("\nfloat64 reference").unwrap().1.to_string();
+    assert_eq!(reference(&text), reference(&std::fs::read_to_string(dir.join(name)).unwrap()));
+
+    // Clean again: what was pending is no longer true.
+    let (code, ..) = run(&[], &[]);
+    assert_eq!((code, names(&dir)), (0, vec![name.to_string()]));
+    // Accepted on the way.
+    let (code, ..) = run(&["--seed", "1"], &[("INSTA_UPDATE", "always")]);
+    assert_eq!((code, names(&dir)), (0, vec![name.to_string()]));
+    assert!(std::fs::read_to_string(dir.join(name)).unwrap().contains("seed 1"));
+}
+
+#[test]
+fn what_can_not_be_is_said_before_the_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let model = fixture("models/glm5dims.Q4_K_M.gguf");
+    let cases: [(&Path, &[&str], &[(&str, &str)], i32, &str); 3] = [
+        (&file, &[], &[], 2, "where: --snapshot"),
+        (folder.path(), &[], &[("INSTA_UPDATE", "perhaps")], 2, "INSTA_UPDATE=perhaps"),
+        (folder.path(), &["--bisect"], &[], 128, "cannot be used with"),
+    ];
+    for (dir, args, environment, code, part) in cases {
+        let out = run(&model, dir, args, Some(environment));
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(code), "{said}");
+        assert!(said.contains(part) && out.stdout.is_empty(), "{said}");
+        assert_eq!(names(folder.path()), ["file"]);
     }
 }
 
@@ -87,7 +172,7 @@ fn first_screens() {
         ("run", &["run", "fixtures/models/glm5dims.Q4_K_M.gguf"][..], 0),
         ("run-fault", &["run", "fixtures/models/glm5dims.Q4_K_M.gguf", "--fault", "k_b-element"][..], 1),
     ] {
-        let out = std::process::Command::new(env!("CARGO_BIN_EXE_mla-check"))
+        let out = Command::new(env!("CARGO_BIN_EXE_mla-check"))
             .args(args)
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .env("RUST_BACKTRACE", "0")
@@ -128,14 +213,14 @@ fn readme_is_true() {
 /// Snapshots that no test writes any more would be reviewed by nobody.
 #[test]
 fn no_orphans() {
-    let mut found: Vec<String> = std::fs::read_dir(fixture("../snapshots"))
-        .unwrap()
-        .map(|e| e.unwrap().file_name().into_string().unwrap())
-        .filter(|n| n.ends_with(".snap"))
-        .collect();
-    found.sort();
-    assert_eq!(
-        found,
-        ["reference-dsv3.Q4_K_M.snap", "reference-glm5dims.Q4_K_M.snap", "run-fault.snap", "run.snap"]
-    );
+    let mut expected = vec!["run-fault.snap".to_string(), "run.snap".to_string()];
+    for (name, file) in MODELS {
+        for layer in Model::open(&fixture(file)).unwrap().mla_layers() {
+            expected.extend(["absorbed", "fused"].map(|form| format!("{name}-layer{layer}-{form}-cpu.snap")));
+        }
+    }
+    expected.sort();
+    let mut found = names(&fixture("../snapshots"));
+    found.retain(|n| n.ends_with(".snap"));
+    assert_eq!(found, expected);
 }

@@ -103,8 +103,8 @@ enum Command {
     Devices(devices::DevicesArgs),
     /// Print a completion script for a shell
     Completions(packaging::CompletionsArgs),
-    /// Print the man page
-    Man,
+    /// Print the man page, or write one for each command
+    Man(packaging::ManArgs),
 }
 
 /// Parses the command line, runs the command, prints errors, and chooses the exit code.
@@ -134,7 +134,7 @@ pub fn main() -> ExitCode {
         Command::Ptx(args) => ptx::main(args, &mut output),
         Command::Devices(args) => devices::main(args, &mut output),
         Command::Completions(args) => packaging::completions(args, &mut output),
-        Command::Man => packaging::man(&mut output),
+        Command::Man(args) => packaging::man(args, &mut output),
     };
     match result {
         Ok(code) => ExitCode::from(code),

@@ -13,14 +13,15 @@ use crate::judge::watch::OUTPUTS;
 use crate::judge::{Ask, Budget, Verdict};
 use crate::model::{Convention, Model, Reading};
 use crate::nvrtc::{Nvrtc, Target};
-use crate::report::{LayerReport, ModelReport, RUN, Report, terminal};
 use crate::reference_cache::ReferenceCache;
+use crate::report::{LayerReport, ModelReport, RUN, Report, terminal};
 use crate::signature;
+use crate::snapshot::{self, Head, Kept, Update};
 use crate::trace::npy;
 use clap::{Args, ValueEnum};
 use mla_numeric::DType;
 use mla_reference::{Form, Geometry, Regime};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Options of `run`.
@@ -114,6 +115,11 @@ pub struct RunArgs {
     /// doubles, and the reference runs a second time
     #[arg(long)]
     cumulative: bool,
+    /// Hold shapes, contract, verdicts and digests of the float64 reference against the snapshots of this folder, in insta's
+    /// form: what differs is written as .snap.new for `cargo insta review` and fails (INSTA_UPDATE; docs/snapshots.md). The
+    /// reference runs a second time
+    #[arg(long, value_name = "DIR", conflicts_with = "bisect")]
+    snapshot: Option<PathBuf>,
     #[command(flatten)]
     copies: Copies,
     /// Threads [default: all cores]; results do not depend on it
@@ -290,6 +296,14 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
         Ok(chosen) => chosen,
         Err(e) => return Err(args.never_ran(e, out)),
     };
+    let snapshots_in = match &args.snapshot {
+        None => None,
+        Some(dir) => {
+            let update = Update::from_environment().map_err(Failure::Input)?;
+            update.prepare(dir).map_err(Failure::Input)?;
+            Some((dir, update))
+        }
+    };
     threads(args.threads)?;
     let model = args.open()?;
     for w in model.gguf().warnings() {
@@ -333,6 +347,9 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
     }
     let broken = broken.map(failure);
     let recorded = bisecting.judged(&mut report, broken.as_ref())?;
+    if let Some((dir, update)) = snapshots_in {
+        report.snapshots = snapshots(args, &options, &report, dir, update)?;
+    }
     match emit(report, broken, &args.copies, args.bisect, out) {
         Err(e) if recorded => {
             out.error(&e.to_string());
@@ -340,6 +357,33 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
         }
         other => other,
     }
+}
+
+/// Holds each layer and form against its snapshot.
+fn snapshots(
+    args: &RunArgs,
+    options: &Options,
+    report: &Report,
+    dir: &Path,
+    update: Update,
+) -> Result<Vec<Kept>, Failure> {
+    let head = Head {
+        model: snapshot::stem(report.model.files.first().map_or("model", String::as_str)),
+        architecture: report.model.architecture,
+        convention: if args.convention == Convention::Auto { "hf" } else { args.convention.name() },
+        norm_eps: args.norm_eps,
+        fault: report.deliberate_fault.clone(),
+    };
+    let mut all = Vec::new();
+    for layer in &report.layers {
+        for &form in &options.forms {
+            let name = snapshot::file_name(&head, layer, form);
+            let what = format!("{}, layer {}, {}", head.model, layer.layer, form.name());
+            let text = snapshot::text(&head, layer, form);
+            all.push(snapshot::file::keep(dir, &name, &what, &text, update).map_err(Failure::Input)?);
+        }
+    }
+    Ok(all)
 }
 
 impl RunArgs {
@@ -381,7 +425,14 @@ impl RunArgs {
                 "engine reference is held against nothing, so nothing was judged\n  where: the report's command\n  do: make a report with another --engine".into(),
             ));
         }
-        let options = Options { save: None, gates: Vec::new(), cumulative: false, ask: Some(ask), ..options };
+        let options = Options {
+            save: None,
+            gates: Vec::new(),
+            cumulative: false,
+            snapshot: false,
+            ask: Some(ask),
+            ..options
+        };
         answered(check::layer(&self.open()?, layer, &options, progress))
     }
 }
@@ -417,9 +468,7 @@ pub(super) fn emit(
 ) -> Result<u8, Failure> {
     report.broken.extend(broken.as_ref().and_then(Failure::lack));
     report.verdict = report.worst();
-    // Another fault than the recorded one says nothing of that one.
-    let another = bisect && report.signature.as_ref().is_some_and(|s| !s.same);
-    let exit = if another { Verdict::NotCompared } else { report.verdict }.exit(bisect);
+    let exit = report.exit_code(bisect);
     report.exit = exit;
     if let Some(e @ Failure::Input(_)) = broken.as_ref().filter(|_| report.layers.is_empty()) {
         return Err(Failure::Input(e.to_string()));
@@ -540,6 +589,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         save: args.save.clone(),
         gates: if args.gates { OUTPUTS.to_vec() } else { Vec::new() },
         cumulative: args.cumulative,
+        snapshot: args.snapshot.is_some(),
         ask: None,
         reference_cache: match &args.reference_cache {
             None => None,

@@ -277,6 +277,7 @@ fn judged(
         gates: Vec::new(),
         cumulative: Vec::new(),
         reference_cache: None,
+        reference: Vec::new(),
         odd: Vec::new(),
         forms_agree: None,
         seconds: 0.0,

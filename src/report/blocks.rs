@@ -7,6 +7,7 @@ use crate::compare::beside::Pair;
 use crate::judge::Verdict;
 use crate::judge::gates::RULES;
 use crate::probe::{Outcome, Probe};
+use crate::snapshot::{Kept, State};
 use mla_reference::{Form, Phase};
 use std::fmt::Write;
 
@@ -138,6 +139,57 @@ pub(super) fn beside(out: &mut String, pair: &Pair, width: usize) {
         };
         let same = 100.0 * t.same as f64 / t.elements.max(1) as f64;
         let _ = writeln!(out, "{:<20} {same:>8.2}% {:>10.1e}{norms}", t.tensor, t.difference);
+    }
+    out.push('\n');
+}
+
+/// How many snapshots agree, are new, differ.
+pub(super) fn snapshots_line(all: &[Kept]) -> String {
+    let count = |state| all.iter().filter(|s| s.state == state).count();
+    let counts = [(State::Agrees, "agree"), (State::New, "new"), (State::Differs, "differ")];
+    let counts: Vec<String> = counts
+        .iter()
+        .filter(|(s, _)| count(*s) > 0)
+        .map(|(s, word)| format!("{} {word}", count(*s)))
+        .collect();
+    let line = format!("snapshots: {}", counts.join(", "));
+    match all.iter().all(|s| s.accepted) {
+        true => line,
+        false => paint(Verdict::Fault, &format!("{line}; not accepted, so this run does not pass")),
+    }
+}
+
+/// What became of the snapshots of a run.
+pub(super) fn snapshots(out: &mut String, all: &[Kept], width: usize) {
+    if all.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "{}", snapshots_line(all));
+    for s in all.iter().filter(|s| s.state != State::Agrees) {
+        let state = if s.state == State::New { "new" } else { "differs" };
+        let _ = writeln!(out, "  {state}: {}", s.file);
+        for line in &s.diff {
+            match line.split_once(' ') {
+                Some((sign @ ("+" | "-"), rest)) => wrapped(out, &format!("    {sign} "), rest, width),
+                _ => wrapped(out, "    ", line, width),
+            }
+        }
+    }
+    let pending = all.iter().any(|s| !s.accepted && s.written.is_some());
+    if pending {
+        wrapped(
+            out,
+            "  ",
+            "written beside them as .snap.new: `cargo insta review --workspace-root .` shows and accepts them, as does INSTA_UPDATE=always",
+            width,
+        );
+    } else if all.iter().any(|s| !s.accepted) {
+        wrapped(
+            out,
+            "  ",
+            "nothing was written (CI is set, or INSTA_UPDATE=no): repeat it with INSTA_UPDATE=new, and review",
+            width,
+        );
     }
     out.push('\n');
 }

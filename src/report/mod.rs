@@ -26,6 +26,8 @@ use crate::judge::watch::GateReport;
 use crate::judge::{Budget, ScalarDifference, Unit, Verdict};
 use crate::model::{Layout, Model, Stored};
 use crate::probe::Probe;
+use crate::snapshot::{Digest, Kept};
+use crate::trace::TensorId;
 use crate::written::{self, Name};
 use mla_reference::{Contract, Geometry, RowName};
 use serde::{Deserialize, Serialize};
@@ -68,6 +70,9 @@ pub struct Report {
     /// `--signature`: whether what is wrong is the recorded fault; none where nothing is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<SignatureReport>,
+    /// `--snapshot`: what became of each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub snapshots: Vec<Kept>,
     /// What was not judged.
     pub not_judged: Vec<String>,
     /// Why layers are missing that were asked for: the engine broke or was not there.
@@ -128,6 +133,7 @@ impl Report {
             layers: Vec::new(),
             beside: Vec::new(),
             signature: None,
+            snapshots: Vec::new(),
             not_judged: Vec::new(),
             broken: Vec::new(),
             gaps: Vec::new(),
@@ -164,6 +170,19 @@ pub struct ModelReport {
     /// Those with MLA attention.
     #[serde(default)]
     pub mla_layers: Vec<usize>,
+}
+
+impl Report {
+    /// The exit code: what the verdict says, or that of a fault where only a snapshot is not accepted.
+    pub fn exit_code(&self, bisect: bool) -> u8 {
+        // Another fault than the recorded one says nothing of that one.
+        let another = bisect && self.signature.as_ref().is_some_and(|s| !s.same);
+        let verdict = if another { Verdict::NotCompared } else { self.verdict };
+        match verdict.exit(bisect) {
+            0 if self.snapshots.iter().any(|s| !s.accepted) => Verdict::Fault.exit(bisect),
+            code => code,
+        }
+    }
 }
 
 impl ModelReport {
@@ -287,6 +306,9 @@ pub struct LayerReport {
     /// `--reference-cache`: what it was good for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference_cache: Option<CacheReport>,
+    /// `--snapshot`: digests of the reference from the start of the layer, in order.
+    #[serde(skip)]
+    pub reference: Vec<(TensorId, Digest)>,
     /// What is odd in the weights themselves.
     pub odd: Vec<String>,
     /// Engine `reference`: largest difference between the forms, relative to the largest value.

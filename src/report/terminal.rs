@@ -31,6 +31,7 @@ pub fn render(report: &Report, width: usize) -> String {
     for pair in &report.beside {
         blocks::beside(&mut out, pair, width.max(40));
     }
+    blocks::snapshots(&mut out, &report.snapshots, width.max(40));
     not_judged(&mut out, report, width.max(40));
     out
 }
@@ -41,6 +42,9 @@ pub fn verdict_lines(report: &Report) -> String {
     out.extend(report.layers.iter().map(|l| verdict_line(report, l) + "\n"));
     for lack in &report.gaps {
         let _ = writeln!(out, "{}: {}", lack.verdict, lack.what.lines().next().unwrap_or_default());
+    }
+    if report.snapshots.iter().any(|s| !s.accepted) {
+        let _ = writeln!(out, "{}", blocks::snapshots_line(&report.snapshots));
     }
     out
 }

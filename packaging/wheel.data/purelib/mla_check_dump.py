@@ -1,0 +1,1 @@
+../../../adapters/mla_check_dump.py

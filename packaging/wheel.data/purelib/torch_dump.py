@@ -1,0 +1,1 @@
+../../../adapters/torch_dump.py
