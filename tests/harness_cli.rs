@@ -185,8 +185,18 @@ fn every_case_writes_its_report(folder: &Path) {
         assert_eq!((&report["verdict"], &report["exit"]), (&"rounding".into(), &0.into()));
         let layer = &report["layers"][0];
         assert_eq!((&layer["layer"], &layer["engine"]["name"]), (&1.into(), &"cpu".into()));
-        let of_phase = |u: &serde_json::Value| u["phase"].is_null() || u["phase"] == phase;
-        assert!(layer["tensors"].as_array().unwrap().iter().all(of_phase));
+        let units = layer["tensors"].as_array().unwrap();
+        for u in units {
+            assert!(u["phase"].is_null() || u["phase"] == phase, "{u}");
+            assert!(u["form"].is_null() || u["form"] == "absorbed", "{u}");
+            assert!(u["verdict"] == "exact" || u["verdict"] == "rounding", "{u}");
+            assert!(u["elements"].as_u64().unwrap() > 0, "{u}");
+        }
+        for tensor in ["attn_in", "q", "k_pe", "o_latent", "lse", "attn_out", "out"] {
+            assert!(units.iter().any(|u| u["tensor"] == tensor && u["phase"] == phase), "{tensor}");
+        }
+        // Keys of decode stand in two splits.
+        assert_eq!(units.iter().any(|u| u["tensor"] == "part_o"), phase == "decode");
         // The command repeats it.
         let command = report["command"].as_str().unwrap();
         let mut words = shlex::split(command).unwrap().into_iter();

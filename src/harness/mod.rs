@@ -28,7 +28,6 @@ mod models;
 mod source;
 mod trial;
 
-pub use models::Listed;
 pub use source::Source;
 
 use environment::{Environment, FLOOR};
@@ -115,6 +114,7 @@ impl Harness {
                     let standing = Standing::of(lacking, environment.require_gpu);
                     let name = cell.name();
                     let work = Work {
+                        splits: source.splits_of(listed.own),
                         batch: batch(&source.requests(listed.own), cell.phase, model.top_k),
                         cell,
                         model: model.clone(),
@@ -140,7 +140,7 @@ struct Plan {
 }
 
 /// A model that can't be opened is a test that fails.
-fn unreadable(listed: &Listed, what: &str, environment: &Environment) -> Trial {
+fn unreadable(listed: &models::Listed, what: &str, environment: &Environment) -> Trial {
     let name = format!("unreadable::{}", listed.label);
     let (reports, path, what) = (environment.reports.clone(), listed.path.clone(), what.to_string());
     Trial::test(name.clone(), move || {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// A model of the matrix.
 #[derive(Clone)]
-pub struct Listed {
+pub(super) struct Listed {
     /// Its part of tests' names: the file's name without ending and number of part, plain, unlike any other.
     pub label: String,
     /// The file, or the first part.
@@ -26,7 +26,7 @@ pub struct Listed {
 }
 
 /// All models: `named` ones with all their layers, then those of the environment.
-pub fn list(named: &[PathBuf], environment: &Environment) -> Vec<Listed> {
+pub(super) fn list(named: &[PathBuf], environment: &Environment) -> Vec<Listed> {
     let mut all = List::default();
     for path in named {
         all.place(path, None, "the harness's list of models");

@@ -23,6 +23,7 @@ pub struct Source {
     pub(super) gpu: bool,
     pub(super) lacking: Option<String>,
     batch: Option<Batch>,
+    splits: Option<usize>,
     pub(super) make: Box<Make>,
 }
 
@@ -43,6 +44,7 @@ impl Source {
             gpu: false,
             lacking: None,
             batch: None,
+            splits: None,
             make: Box::new(make),
         }
     }
@@ -83,9 +85,19 @@ impl Source {
         Source { batch: Some(batch), ..self }
     }
 
+    /// Splits of the keys in decode with the harness's own models, instead of one for every 256 keys.
+    pub fn splits(self, splits: usize) -> Source {
+        Source { splits: Some(splits), ..self }
+    }
+
     /// Requests with a model, both phases.
     pub(super) fn requests(&self, own: bool) -> Batch {
         self.batch.clone().filter(|_| !own).unwrap_or_else(|| Options::default().batch)
+    }
+
+    /// Splits of the keys in decode; None: by length.
+    pub(super) fn splits_of(&self, own: bool) -> Option<usize> {
+        self.splits.filter(|_| !own)
     }
 
     /// What the checks take for the kind; it decides only whether float64 runs alone.

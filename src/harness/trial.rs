@@ -25,6 +25,8 @@ pub(super) struct Work {
     pub model: Arc<Model>,
     pub path: PathBuf,
     pub batch: Batch,
+    /// Splits of the keys in decode; None: by length.
+    pub splits: Option<usize>,
     pub source: Arc<Source>,
     /// Where its report goes.
     pub reports: Option<PathBuf>,
@@ -67,6 +69,7 @@ impl Work {
             forms: self.cell.forms(),
             batch: self.batch.clone(),
             dtype: self.cell.dtype,
+            splits: self.splits,
             ..Options::default()
         }
     }
@@ -118,8 +121,9 @@ impl Work {
             EngineKind::Reference => String::new(),
             _ => format!(" --dtype {}", self.cell.dtype),
         };
+        let splits = self.splits.map_or(String::new(), |n| format!(" --splits {n}"));
         format!(
-            "mla-check run {path} --layer {} --engine {} --form {form} --batch {}{dtype}",
+            "mla-check run {path} --layer {} --engine {} --form {form} --batch {}{splits}{dtype}",
             self.cell.layer,
             kind.name(),
             options.batch

@@ -20,8 +20,8 @@ pub fn models() -> PathBuf {
 pub fn harness() -> Harness {
     Harness::new()
         .model(models())
-        .engine(Source::of(EngineKind::Reference))
-        .engine(Source::of(EngineKind::Cpu).batch(CPU.parse().unwrap()))
-        .engine(Source::of(EngineKind::Ptx).batch(PTX.parse().unwrap()))
+        .engine(Source::of(EngineKind::Reference).batch(CPU.parse().unwrap()))
+        .engine(Source::of(EngineKind::Cpu).batch(CPU.parse().unwrap()).splits(2))
+        .engine(Source::of(EngineKind::Ptx).batch(PTX.parse().unwrap()).splits(2))
         .engine(Source::of(EngineKind::Cuda))
 }
