@@ -550,27 +550,33 @@ fn case_report(case: &Case, options: &Options) -> CaseReport {
 
 /// What no run of an engine of ours says anything about.
 pub fn not_judged(options: &Options) -> Vec<String> {
+    not_judged_by(Some(options.engine), options)
+}
+
+/// The same of any engine; None: of one that is not the program's.
+pub fn not_judged_by(engine: Option<EngineKind>, options: &Options) -> Vec<String> {
     let mut all = vec![
         "whether the file's weights are the right ones: `inspect` shows headers and shapes only".to_string(),
         "what a serving engine computes from this file".to_string(),
         "anything outside attention: router, experts, norms after attention, sampling, chat template"
             .to_string(),
     ];
-    match options.engine {
-        EngineKind::Cpu => {
+    match engine {
+        Some(EngineKind::Cpu) => {
             all.push("GPU kernels: engine cpu emulates a kernel's arithmetic, it runs none".to_string())
         }
-        EngineKind::Cuda => {
+        Some(EngineKind::Cuda) => {
             all.push("kernels other than those that ran, and other GPUs than this one".to_string());
         }
-        EngineKind::Ptx => all.push(
+        Some(EngineKind::Ptx) => all.push(
             "a GPU: the kernels' PTX ran on an emulated machine, which does not show what ptxas and hardware make of it".to_string(),
         ),
-        EngineKind::Reference => {
+        Some(EngineKind::Reference) => {
             all.push(
                 "any engine: the float64 reference was computed, nothing was held against it".to_string(),
             );
         }
+        None => all.push("engines other than the one that ran, and other machines than this one".to_string()),
     }
     if matches!(options.contract, ContractChoice::None) {
         all.push("tiles and the place of P's cast: no contract says where they are".to_string());

@@ -18,7 +18,8 @@ gguf → model → case → engine → judge → report
 
 [`probe`] asks an engine small questions of its own. [`check`] puts them in order; [`cli`] sits on top and calls all.
 [`trace`] holds tensors as bits, [`fault`] plants deliberate faults, [`synth`] writes model files, [`study`] runs the
-judge many times to learn how good it is. [`nvrtc`] compiles kernels without a GPU, [`device`] is what runs them.
+judge many times to learn how good it is. [`harness`] makes every case a named
+test of `cargo test`. [`nvrtc`] compiles kernels without a GPU, [`device`] is what runs them.
 Vocabulary and truth lie underneath, in the crates `mla_reference`
 (stages in float64, contracts, dequantisation) and `mla_numeric` (number formats, the tensor core's sum).
 
@@ -49,6 +50,7 @@ pub mod engine;
 pub mod explain;
 pub mod fault;
 pub mod gguf;
+pub mod harness;
 pub mod judge;
 pub mod kernel_case;
 pub mod merge;

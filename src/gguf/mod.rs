@@ -21,6 +21,7 @@ pub(crate) use map::Map;
 
 pub use error::{GgufError, Notice, Place, Problem, Warning};
 pub use metadata::Metadata;
+pub use split::{Name as SplitName, parse as split_name};
 pub use table::{Part, TensorInfo, TensorType};
 pub use value::{Array, ArrayIter, Value, ValueType};
 

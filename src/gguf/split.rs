@@ -16,13 +16,17 @@ const COMMON: [&str; 3] = ["general.architecture", "general.name", "general.file
 
 /// What a file's name says about its split.
 #[derive(Debug, PartialEq, Eq)]
-struct Name<'a> {
-    prefix: &'a str,
-    number: u64,
-    count: u64,
+pub struct Name<'a> {
+    /// What all parts begin with.
+    pub prefix: &'a str,
+    /// Which part, from 1.
+    pub number: u64,
+    /// Parts in all.
+    pub count: u64,
 }
 
-fn parse(name: &str) -> Option<Name<'_>> {
+/// Reads `PREFIX-00001-of-00003.gguf`; None where a name is not of that form.
+pub fn parse(name: &str) -> Option<Name<'_>> {
     let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (prefix, number) = rest.rsplit_once('-')?;
     let five = |s: &str| (s.len() == 5).then(|| s.parse().ok()).flatten();

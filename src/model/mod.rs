@@ -6,6 +6,7 @@ of them. Whatever a file lacks or contradicts is an error that names the key or 
 */
 
 pub mod arch;
+mod choose;
 mod convention;
 mod deepseek2;
 mod glm_dsa;
@@ -14,6 +15,7 @@ pub mod lint;
 mod read;
 mod weights;
 
+pub use choose::{Chosen, among, choose};
 pub use convention::{Convention, Numbers, Yarn};
 pub use grid::Grid;
 pub use weights::{LEGACY, LayerWeights, Layout, Stored};

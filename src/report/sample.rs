@@ -78,6 +78,8 @@ pub fn layer(index: usize) -> LayerReport {
         probe_seconds: 0.25,
         gates: Vec::new(),
         cumulative: Vec::new(),
+        reference_cache: None,
+        reference: Vec::new(),
         odd: Vec::new(),
         forms_agree: None,
         seconds: 1.0 + index as f64,

@@ -49,6 +49,33 @@ pub fn verdict_lines(report: &Report) -> String {
     out
 }
 
+/// What a test that failed says: verdict lines, what is wrong with which tensor, the command that repeats it. Without colours.
+pub fn failure(report: &Report, width: usize) -> String {
+    let (mut out, width) = (String::new(), width.max(40));
+    for l in &report.layers {
+        let _ = writeln!(out, "{}", verdict_line(report, l));
+        for s in &l.scalars {
+            let _ = writeln!(out, "  {}: the engine has {}, the file says {}", s.name, s.engine, s.reference);
+        }
+        let bad = finding::bad(l);
+        for (i, u) in bad.iter().enumerate().take(4) {
+            evidence(&mut out, l, u, i, width);
+        }
+        if bad.len() > 4 {
+            wrapped(&mut out, "", &format!("and {} more with evidence of their own", bad.len() - 4), width);
+        }
+        // What nobody can say anything about is no pass either, and has its reason in a note.
+        let open = |u: &&Unit| matches!(u.verdict, Verdict::Inconclusive | Verdict::NotCompared);
+        for u in l.tensors.iter().filter(open).filter(|_| l.forms_agree.is_none()) {
+            let why = u.note.as_deref().unwrap_or("no reason is given");
+            wrapped(&mut out, "  ", &format!("{} is {}: {why}", u.title(), u.verdict), width);
+        }
+        blocks::broken_probes(&mut out, l, width);
+    }
+    let _ = writeln!(out, "Repeat with:\n  {}", report.command);
+    anstream::adapter::strip_str(&out).to_string()
+}
+
 pub(crate) fn paint(v: Verdict, text: &str) -> String {
     match v.row().colour {
         Some(c) => {

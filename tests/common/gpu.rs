@@ -7,10 +7,11 @@ pub mod on_device;
 #[path = "planted.rs"]
 pub mod planted;
 
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use libtest_mimic::{Arguments, Trial};
 use mla_check::check::EngineKind;
 use mla_check::device::cuda::{Cuda, Installed};
 use mla_check::device::{Arg, Buffer, Device, Error, Limits, Mark, Module, Pattern, Problem};
+use mla_check::harness::gate::{REQUIRE_GPU, Standing, is_on};
 use mla_check::nvrtc::{Compiled, Nvrtc, Options, Source};
 use on_device::{launch, read};
 use std::io::Write;
@@ -86,10 +87,10 @@ fn trials() -> Vec<Trial> {
     let missing = missing();
     // Kernels are committed for sm_90; one test is about compiling.
     let no_compiler = Nvrtc::here().err().map(|e| e.problem().to_string());
-    let nvrtc = std::env::var_os("MLA_CHECK_REQUIRE_NVRTC").is_none_or(|v| v != "1");
+    let nvrtc = !is_on("MLA_CHECK_REQUIRE_NVRTC");
     let compiles = |name| name == COMPILES || of_engine().any(|n| n == name);
     let lacks = |name| missing.clone().or_else(|| no_compiler.clone().filter(|_| nvrtc && compiles(name)));
-    let required = std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1");
+    let required = is_on(REQUIRE_GPU) && missing.is_some();
     let generic = on_device::ALL.into_iter().map(|(name, body)| {
         let test: Box<dyn FnOnce() + Send> = Box::new(move || {
             let (mut device, module) = open();
@@ -99,21 +100,11 @@ fn trials() -> Vec<Trial> {
     });
     let own = OWN.into_iter().map(|(name, test)| (name, Box::new(test) as Box<dyn FnOnce() + Send>));
     let all = generic.chain(own);
-    all.map(|(name, test)| match lacks(name) {
-        None => Trial::test(name, move || {
+    all.map(|(name, test)| {
+        Standing::of(lacks(name), required).trial(name, move || {
             test();
             Ok(())
-        }),
-        Some(why) if required && missing.is_some() => {
-            Trial::test(name, move || Err(Failed::from(format!("MLA_CHECK_REQUIRE_GPU=1, but {why}"))))
-        }
-        // Marked as ignored, so that no runner counts it as passed; the kind is what every list shows.
-        Some(why) => Trial::ignorable_test(name, {
-            let why = why.clone();
-            move || Ok(Completion::ignored_with(why))
         })
-        .with_kind(format!("skipped: {why}"))
-        .with_ignored_flag(true),
     })
     .collect()
 }

@@ -1,0 +1,180 @@
+/*! One case run through the judge, and what its test says. */
+
+use super::matrix::{Cell, report_name};
+use super::source::Source;
+use crate::case::Batch;
+use crate::check::{self, CheckError, EngineKind, Options, not_judged_by};
+use crate::engine::EngineError;
+use crate::judge::Verdict;
+use crate::model::Model;
+use crate::report::{LayerReport, ModelReport, RUN, Report, terminal};
+use crate::trace::npy::write_atomically;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Columns of a failure's text.
+const WIDTH: usize = 100;
+
+/// One case at a time has the GPU: cases share no stream and measure nothing against each other.
+static GPU: Mutex<()> = Mutex::new(());
+
+/// A case with all that it takes.
+pub(super) struct Work {
+    pub cell: Cell,
+    pub model: Arc<Model>,
+    pub path: PathBuf,
+    pub batch: Batch,
+    /// Splits of the keys in decode; None: by length.
+    pub splits: Option<usize>,
+    pub source: Arc<Source>,
+    /// Where its report goes.
+    pub reports: Option<PathBuf>,
+    /// GPU cases that were judged.
+    pub ran: Arc<AtomicUsize>,
+}
+
+impl Work {
+    /// Runs it; passes where the verdict is exact or rounding.
+    ///
+    /// # Errors
+    /// The text of the failure.
+    pub fn run(&self) -> Result<(), String> {
+        if self.batch.0.is_empty() {
+            let file = self.model.file();
+            let phase = self.cell.phase.name();
+            return Err(format!(
+                "the batch has no {phase} request that fits this model\n  where: {file}\n  do: give the engine a batch with both phases"
+            ));
+        }
+        let options = self.options();
+        let result = {
+            let _alone = self.source.gpu.then(|| GPU.lock().unwrap_or_else(PoisonError::into_inner));
+            self.judged(&options)
+        };
+        let (report, error) = self.report(&options, result);
+        let written = match &self.reports {
+            None => Ok(()),
+            Some(folder) => write(folder, &self.cell.name(), &report),
+        };
+        match error {
+            None => verdict(&report).and(written),
+            Some(e) => Err(format!("{e}\nRepeat with:\n  {}", report.command)),
+        }
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            engine: self.source.options_kind(),
+            forms: self.cell.forms(),
+            batch: self.batch.clone(),
+            dtype: self.cell.dtype,
+            splits: self.splits,
+            ..Options::default()
+        }
+    }
+
+    fn judged(&self, options: &Options) -> Result<LayerReport, CheckError> {
+        let engine = (self.source.make)(options)?;
+        let report = check::layer_with(&self.model, self.cell.layer, options, engine.as_ref(), &|_| ())?;
+        if self.source.gpu {
+            self.ran.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(report)
+    }
+
+    /// The report that `run` would give, and the error of an engine that gave up: its report has no layer, and the error among
+    /// what was not judged.
+    fn report(&self, options: &Options, result: Result<LayerReport, CheckError>) -> (Report, Option<String>) {
+        let mut report = Report {
+            model: ModelReport::new(&self.model),
+            engine_choice: "chosen by the matrix".into(),
+            not_judged: not_judged_by(self.source.kind, options),
+            command: self.command(options),
+            ..empty()
+        };
+        report.verdict = match &result {
+            Ok(layer) => layer.verdict,
+            Err(CheckError::Engine(EngineError::Unavailable(_))) => Verdict::Unavailable,
+            Err(CheckError::Engine(EngineError::Broke(_))) => Verdict::Broke,
+            Err(_) => Verdict::Usage,
+        };
+        report.exit = report.verdict.exit(false);
+        match result {
+            Ok(layer) => {
+                report.layers.push(layer);
+                (report, None)
+            }
+            Err(e) => {
+                report.not_judged.insert(0, format!("layer {}: {e}", self.cell.layer));
+                (report, Some(e.to_string()))
+            }
+        }
+    }
+
+    /// What repeats it: the program's own engines by `run`, others by the test's name.
+    fn command(&self, options: &Options) -> String {
+        let Some(kind) = self.source.kind else { return format!("cargo test -- --exact {}", self.cell.name()) };
+        let path = quoted(&self.path);
+        let form = self.cell.form.map_or("both", |f| f.name());
+        let dtype = match kind {
+            EngineKind::Reference => String::new(),
+            _ => format!(" --dtype {}", self.cell.dtype),
+        };
+        let splits = self.splits.map_or(String::new(), |n| format!(" --splits {n}"));
+        format!(
+            "mla-check run {path} --layer {} --engine {} --form {form} --batch {}{splits}{dtype}",
+            self.cell.layer,
+            kind.name(),
+            options.batch
+        )
+    }
+}
+
+/// A report of nothing.
+fn empty() -> Report {
+    Report {
+        verdict: Verdict::Usage,
+        exit: Verdict::Usage.exit(false),
+        convention: "hf (auto)",
+        engine_choice: "none".into(),
+        ..Report::empty(RUN, ModelReport::none(), String::new())
+    }
+}
+
+/// Passes what is exact or rounding. All else fails: `inconclusive` is no pass, it has not shown enough.
+pub(super) fn verdict(report: &Report) -> Result<(), String> {
+    match report.verdict {
+        Verdict::Exact | Verdict::Rounding => Ok(()),
+        _ => Err(terminal::failure(report, WIDTH)),
+    }
+}
+
+/// The record of a test that failed before there was a case: `what` is wrong with a model's file.
+pub(super) fn unreadable(folder: &Path, test: &str, file: &Path, what: &str) -> Result<(), String> {
+    let mut report = empty();
+    report.model.files = vec![file.display().to_string()];
+    report.not_judged = vec![what.to_string()];
+    report.command = format!("mla-check inspect {}", quoted(file));
+    write(folder, test, &report)
+}
+
+fn write(folder: &Path, test: &str, report: &Report) -> Result<(), String> {
+    let path = folder.join(report_name(test));
+    let written = std::fs::create_dir_all(folder).and_then(|()| {
+        write_atomically(&path, |out| serde_json::to_writer_pretty(out, report).map_err(Into::into))
+    });
+    written.map_err(|e| {
+        format!(
+            "the case's report could not be written: {e}\n  where: {}, of {}\n  do: check room and permissions",
+            path.display(),
+            super::environment::REPORTS
+        )
+    })
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    shlex::try_quote(&text).map_or(text.clone(), |q| q.into_owned())
+}
