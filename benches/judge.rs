@@ -129,6 +129,7 @@ fn reference(bencher: divan::Bencher) {
                     source,
                     wanted: None,
                     departure: None,
+                    memory: None,
                 };
                 e.evaluate(id.stage, id.form, &|c| drop(divan::black_box(c.x)));
             });
@@ -152,6 +153,7 @@ fn judged(bencher: divan::Bencher) {
                     seed: 0,
                     wanted: None,
                     departure: None,
+                    memory: None,
                 };
                 for e in of.compare(id, tensor, None).values() {
                     divan::black_box(e.tests(&|_| None));

@@ -368,6 +368,7 @@ impl Bench<'_> {
             seed: 0,
             wanted: None,
             departure: None,
+            memory: None,
         };
         let t = &self.tensors[&self.id];
         let zeros = || Array2::<f64>::zeros((t.rows, t.cols));
