@@ -18,6 +18,15 @@ pub fn program() -> PathBuf {
     }
 }
 
+/// What a bisection lacks here: a test binary may have been carried to a machine without the program or without git.
+pub fn lacking() -> Option<String> {
+    let runs = |command: &Path| Command::new(command).arg("--version").output().is_ok();
+    if !runs(&program()) {
+        return Some("the program is not there, name it by MLA_CHECK_PROGRAM".into());
+    }
+    (!runs(Path::new("git"))).then(|| "there is no git".into())
+}
+
 /// A model of the repository's fixtures.
 pub fn model() -> PathBuf {
     let name = Path::new("fixtures/models/dsv3.Q4_K_M-00001-of-00003.gguf");

@@ -2,6 +2,8 @@
 //!
 //! What ends a process's use of a GPU runs in a process of its own: this binary again, told by a variable what to do.
 
+#[path = "bisect.rs"]
+pub mod bisect;
 #[path = "on_device.rs"]
 pub mod on_device;
 #[path = "planted.rs"]
@@ -31,8 +33,11 @@ const CUBIN_90: &[u8] = include_bytes!("../../fixtures/device/probe.sm_90.cubin"
 /// A test that needs NVRTC too.
 const COMPILES: &str = "compiled_here";
 
+/// A test that needs the program and git.
+const BISECTS: &str = "bisection";
+
 /// Tests of GPUs alone.
-const OWN: [(&str, fn()); 14] = [
+const OWN: [(&str, fn()); 15] = [
     ("description", description),
     ("guards", guards),
     ("marks", marks),
@@ -47,9 +52,10 @@ const OWN: [(&str, fn()); 14] = [
     ("skipped_row", || planted::found(EngineKind::Cuda, &planted::PLANTED[1])),
     ("wrong_page", || planted::found(EngineKind::Cuda, &planted::PLANTED[2])),
     ("dropped_rescale", || planted::found(EngineKind::Cuda, &planted::PLANTED[3])),
+    (BISECTS, || bisect::kernels("cuda")),
 ];
 /// Of these, the tests of the engine: their kernels are compiled where they run.
-const ENGINE: usize = 6;
+const ENGINE: usize = 7;
 
 /// Names of the tests of the engine.
 #[allow(dead_code)] // who has no GPU leaves them out by name
@@ -89,7 +95,11 @@ fn trials() -> Vec<Trial> {
     let no_compiler = Nvrtc::here().err().map(|e| e.problem().to_string());
     let nvrtc = !is_on("MLA_CHECK_REQUIRE_NVRTC");
     let compiles = |name| name == COMPILES || of_engine().any(|n| n == name);
-    let lacks = |name| missing.clone().or_else(|| no_compiler.clone().filter(|_| nvrtc && compiles(name)));
+    let other = |name| (name == BISECTS).then(bisect::lacking).flatten();
+    let lacks = |name| {
+        let compiler = || no_compiler.clone().filter(|_| nvrtc && compiles(name));
+        missing.clone().or_else(compiler).or_else(|| other(name))
+    };
     let required = is_on(REQUIRE_GPU) && missing.is_some();
     let generic = on_device::ALL.into_iter().map(|(name, body)| {
         let test: Box<dyn FnOnce() + Send> = Box::new(move || {
