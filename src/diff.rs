@@ -267,6 +267,11 @@ fn differences(a: &Report, b: &Report, pairs: &[(&LayerReport, &LayerReport)]) -
     note("conventions", a.convention, b.convention);
     let fault = |r: &Report| r.deliberate_fault.clone().unwrap_or("none".into());
     note("deliberate faults", &fault(a), &fault(b));
+    let broken = |r: &Report| {
+        let all: Vec<&str> = r.broken.iter().filter_map(|l| l.what.lines().next()).collect();
+        if all.is_empty() { "none".to_string() } else { all.join("; ") }
+    };
+    note("what broke", &broken(a), &broken(b));
     for (l, m) in pairs {
         let engine = |l: &LayerReport| format!("{}, {}", l.engine.name, l.engine.device);
         note("engines", &engine(l), &engine(m));

@@ -135,7 +135,8 @@ fn alone(s: &Source) -> Result<(), MergeError> {
 
 /// Whether two reports are parts of one.
 fn together(a: &Source, b: &Source) -> Result<(), MergeError> {
-    let fields: [(&str, &dyn Fn(&Source) -> String, &str); 5] = [
+    type Field<'a> = (&'a str, &'a dyn Fn(&Source) -> String, &'static str);
+    let fields: [Field; 5] = [
         (
             "schemas",
             &|s| s.report.schema.to_string(),
@@ -329,9 +330,12 @@ fn commands(mut layers: Vec<LayerReport>, sources: &[Source]) -> (Vec<LayerRepor
 /// Engine and dtype.
 type Group<'a> = (&'a str, &'a str);
 
+/// Forms and phases of each layer.
+type Layers = BTreeMap<usize, BTreeSet<(Form, Option<Phase>)>>;
+
 /// Layers of each engine and dtype, with the forms and phases that each has.
-fn groups(report: &Report) -> BTreeMap<Group<'_>, BTreeMap<usize, BTreeSet<(Form, Option<Phase>)>>> {
-    let mut groups: BTreeMap<Group<'_>, BTreeMap<usize, BTreeSet<_>>> = BTreeMap::new();
+fn groups(report: &Report) -> BTreeMap<Group<'_>, Layers> {
+    let mut groups: BTreeMap<Group<'_>, Layers> = BTreeMap::new();
     for l in &report.layers {
         let group = groups.entry((l.engine.name.as_ref(), l.case.dtype)).or_default();
         let here = group.entry(l.layer).or_default();
@@ -385,7 +389,7 @@ fn gaps(report: &Report, wanted: &Wanted) -> Vec<Lack> {
 
 /// What is there.
 fn there(report: &Report) -> Vec<String> {
-    let line = |(engine, dtype): Group, layers: &BTreeMap<usize, BTreeSet<_>>| {
+    let line = |(engine, dtype): Group, layers: &Layers| {
         let numbers: Vec<usize> = layers.keys().copied().collect();
         let what: BTreeSet<_> = layers.values().flatten().collect();
         let what: Vec<String> = what.into_iter().map(words).collect();

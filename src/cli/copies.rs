@@ -7,7 +7,7 @@ Workflow commands go to stderr, which the runner reads as it reads stdout: `--fo
 use super::out::{Failure, Output};
 use crate::report::Report;
 use crate::report::github::{SUMMARY, annotations, summary};
-use crate::report::kinds::Kind;
+use crate::report::kinds::{KINDS, Kind};
 use crate::trace::npy::write_atomically;
 use clap::{Args, ValueEnum};
 use std::ffi::OsString;
@@ -17,12 +17,16 @@ use std::path::{Path, PathBuf};
 /// Options of every command that makes a report.
 #[derive(Args)]
 pub(super) struct Copies {
-    /// Also write the report to a file, .json or .xml (JUnit) by its extension (repeatable)
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help = kinds())]
     report: Vec<PathBuf>,
     /// Annotations and a summary of the step for GitHub Actions: `auto` means where GITHUB_ACTIONS=true
     #[arg(long, value_enum, default_value_t = Github::Auto, help_heading = "Output")]
     github: Github,
+}
+
+fn kinds() -> String {
+    let all: Vec<String> = KINDS.iter().map(|k| format!(".{} ({})", k.extension, k.what)).collect();
+    format!("Also write the report to a file, by its extension {} (repeatable)", all.join(" or "))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -14,7 +14,7 @@ fn between(a: Report, b: Report) -> Difference {
 fn a_report_differs_from_itself_in_nothing() {
     let d = between(sample::report(&[1, 2]), sample::report(&[1, 2]));
     assert_eq!((d.rows.len(), d.equal, d.worse, d.exit), (0, 16, 0, 0));
-    assert_eq!(d.notes, [String::new(); 0]);
+    assert!(d.notes.is_empty());
     assert_eq!(text::line(&d), "0 worse, 0 better, 0 differ in nothing that matters, 16 equal");
     // Times are no difference.
     let mut slow = sample::report(&[1, 2]);
