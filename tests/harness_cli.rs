@@ -172,7 +172,8 @@ fn under_nextest_somebody_must_count(folder: &Path) {
 fn every_case_writes_its_report(folder: &Path) {
     let folder = folder.join("made");
     let place = folder.display().to_string();
-    let (code, text) = run("program", &["cpu::glm5dims.Q4_K_M::layer1::bf16::absorbed"], &[("MLA_CHECK_REPORTS", &place)]);
+    let (code, text) =
+        run("program", &["cpu::glm5dims.Q4_K_M::layer1::bf16::absorbed"], &[("MLA_CHECK_REPORTS", &place)]);
     assert_eq!(code, Some(0), "{text}");
     let all = reports(&folder);
     let names: Vec<&str> = all.iter().map(|r| r.0.as_str()).collect();
@@ -228,7 +229,8 @@ fn a_fault_fails_with_its_tensor(folder: &Path) {
 
 fn an_engine_that_breaks_fails_with_its_error(folder: &Path) {
     let place = folder.display().to_string();
-    let (code, text) = run("breaks", &["decode"], &[("MLA_CHECK_REPORTS", &place), ("MLA_CHECK_GPU_FLOOR", "1")]);
+    let (code, text) =
+        run("breaks", &["decode"], &[("MLA_CHECK_REPORTS", &place), ("MLA_CHECK_GPU_FLOOR", "1")]);
     assert_eq!(code, Some(101), "{text}");
     assert!(text.contains("the kernel hung\n  where: mine\n  do: mend it"), "{text}");
     // It was not judged: it does not count.
@@ -241,8 +243,11 @@ fn an_engine_that_breaks_fails_with_its_error(folder: &Path) {
 fn the_user_s_models_join(_: &Path) {
     let file = glm().display().to_string();
     let list = |layers: &str| {
-        let (code, text) =
-            run("program", &["--list", "Q4_K_M-2"], &[("MLA_CHECK_MODELS", &file), ("MLA_CHECK_LAYERS", layers)]);
+        let (code, text) = run(
+            "program",
+            &["--list", "Q4_K_M-2"],
+            &[("MLA_CHECK_MODELS", &file), ("MLA_CHECK_LAYERS", layers)],
+        );
         assert_eq!(code, Some(0), "{text}");
         text
     };
@@ -266,7 +271,9 @@ fn what_can_not_be_read_fails_by_name(folder: &Path) {
     let (code, text) = run("program", &["unreadable::"], &variables);
     assert_eq!(code, Some(101), "{text}");
     assert!(text.contains("0 passed; 2 failed"), "{text}");
-    for part in ["unreadable::cut_short ", "cut short.gguf", "unreadable::empty ", "the folder holds no .gguf file"] {
+    for part in
+        ["unreadable::cut_short ", "cut short.gguf", "unreadable::empty ", "the folder holds no .gguf file"]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
     let names: Vec<String> = reports(&place).into_iter().map(|r| r.0).collect();

@@ -114,7 +114,9 @@ impl Work {
 
     /// What repeats it: the program's own engines by `run`, others by the test's name.
     fn command(&self, options: &Options) -> String {
-        let Some(kind) = self.source.kind else { return format!("cargo test -- --exact {}", self.cell.name()) };
+        let Some(kind) = self.source.kind else {
+            return format!("cargo test -- --exact {}", self.cell.name());
+        };
         let path = quoted(&self.path);
         let form = self.cell.form.map_or("both", |f| f.name());
         let dtype = match kind {
@@ -202,7 +204,8 @@ mod tests {
         let options = Options { batch, forms, budget, ..Options::default() };
         let layer = check::layer(&model, 0, &options, &|_| ()).unwrap();
         assert_eq!(layer.verdict, Verdict::Inconclusive);
-        let report = Report { verdict: layer.verdict, layers: vec![layer], command: "again".into(), ..empty() };
+        let report =
+            Report { verdict: layer.verdict, layers: vec![layer], command: "again".into(), ..empty() };
         let text = verdict(&report).unwrap_err();
         assert!(text.lines().next().unwrap().ends_with(": inconclusive"), "{text}");
         assert!(text.contains(" is inconclusive: gain: the smallest visible is "), "{text}");
