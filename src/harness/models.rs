@@ -57,7 +57,10 @@ impl List {
         let files = match files(path) {
             Ok(files) => files,
             Err(e) => {
-                let what = format!("the folder can't be read: {e}\n  where: {}\n  do: check its permissions", path.display());
+                let what = format!(
+                    "the folder can't be read: {e}\n  where: {}\n  do: check its permissions",
+                    path.display()
+                );
                 return self.bad(path, asked, what);
             }
         };
@@ -101,7 +104,8 @@ impl List {
     /// A label that no other model has: the second of a name gets `-2`, in the order of the list.
     fn label(&mut self, path: &Path) -> String {
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-        let stem = split_name(&name).map(|n| n.prefix).or_else(|| name.strip_suffix(".gguf")).unwrap_or(&name);
+        let stem =
+            split_name(&name).map(|n| n.prefix).or_else(|| name.strip_suffix(".gguf")).unwrap_or(&name);
         let stem = plain(stem);
         let mut label = stem.clone();
         let mut n = 1;
@@ -119,7 +123,9 @@ fn layers(model: &Model, asked: Option<&str>) -> Result<Vec<usize>, String> {
             let first = model.mla_layers().first().copied();
             first.map(|l| vec![l]).ok_or_else(|| {
                 let file = model.file();
-                format!("no layer of this file has MLA attention\n  where: {file}\n  do: take it out of {MODELS}")
+                format!(
+                    "no layer of this file has MLA attention\n  where: {file}\n  do: take it out of {MODELS}"
+                )
             })
         }
         Some(asked) => {
@@ -147,7 +153,9 @@ fn files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 fn siblings(path: &Path) -> Vec<PathBuf> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let Some(split) = split_name(&name) else { return Vec::new() };
-    (1..=split.count).map(|n| path.with_file_name(format!("{}-{n:05}-of-{:05}.gguf", split.prefix, split.count))).collect()
+    (1..=split.count)
+        .map(|n| path.with_file_name(format!("{}-{n:05}-of-{:05}.gguf", split.prefix, split.count)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -161,8 +169,7 @@ mod tests {
 
     fn own(paths: &[&Path], layers: Option<&str>) -> Vec<Listed> {
         let models = Some(std::env::join_paths(paths).unwrap());
-        let environment =
-            Environment { models, layers: layers.map(Into::into), ..Environment::default() };
+        let environment = Environment { models, layers: layers.map(Into::into), ..Environment::default() };
         list(&[], &environment)
     }
 

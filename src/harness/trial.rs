@@ -114,7 +114,9 @@ impl Work {
 
     /// What repeats it: the program's own engines by `run`, others by the test's name.
     fn command(&self, options: &Options) -> String {
-        let Some(kind) = self.source.kind else { return format!("cargo test -- --exact {}", self.cell.name()) };
+        let Some(kind) = self.source.kind else {
+            return format!("cargo test -- --exact {}", self.cell.name());
+        };
         let path = quoted(&self.path);
         let form = self.cell.form.map_or("both", |f| f.name());
         let dtype = match kind {
@@ -177,4 +179,38 @@ fn write(folder: &Path, test: &str, report: &Report) -> Result<(), String> {
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     shlex::try_quote(&text).map_or(text.clone(), |q| q.into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judge::{Budget, TABLE};
+    use mla_reference::Form;
+
+    #[test]
+    fn what_has_not_shown_enough_is_no_pass() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/glm5dims.Q4_K_M.gguf");
+        let model = Model::open(&file).unwrap();
+        // No size below an ulp's millionth part is visible in bf16.
+        let budget = Budget { promise: 1e-9, ..Budget::default() };
+        let (batch, forms) = ("0+2".parse().unwrap(), vec![Form::Absorbed]);
+        let options = Options { batch, forms, budget, ..Options::default() };
+        let layer = check::layer(&model, 0, &options, &|_| ()).unwrap();
+        assert_eq!(layer.verdict, Verdict::Inconclusive);
+        let report =
+            Report { verdict: layer.verdict, layers: vec![layer], command: "again".into(), ..empty() };
+        let text = verdict(&report).unwrap_err();
+        assert!(text.lines().next().unwrap().ends_with(": inconclusive"), "{text}");
+        assert!(text.contains(" is inconclusive: gain: the smallest visible is "), "{text}");
+        assert!(text.ends_with("Repeat with:\n  again\n") && !text.contains('\x1b'), "{text}");
+    }
+
+    #[test]
+    fn exact_and_rounding_pass_and_nothing_else() {
+        for row in TABLE {
+            let report = Report { verdict: row.verdict, ..empty() };
+            let good = matches!(row.name, "exact" | "rounding");
+            assert_eq!(verdict(&report).is_ok(), good, "{}", row.name);
+        }
+    }
 }
