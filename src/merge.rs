@@ -191,8 +191,8 @@ fn of(s: &Source) -> impl Iterator<Item = Part> {
         let forms: BTreeSet<Option<Form>> = l.tensors.iter().map(|u| u.form).collect();
         let mut says = value(l);
         if let Some(all) = says.as_object_mut() {
-            // What was measured of time, and what was only shown on request.
-            for field in ["seconds", "probe_seconds", "command", "gates", "cumulative"] {
+            // What was measured of time, what was known before, and what was only shown on request.
+            for field in ["seconds", "probe_seconds", "command", "gates", "cumulative", "reference_cache"] {
                 all.remove(field);
             }
         }
@@ -295,6 +295,11 @@ fn figures(u: &Unit) -> [(&'static str, Value); 7] {
     ]
 }
 
+/// Layer reports by engine `cuda`.
+pub fn on_gpu(report: &Report) -> usize {
+    report.layers.iter().filter(|l| l.engine.name == "cuda").count()
+}
+
 /// Why engines are the ones they are; of a merge, several.
 fn choices(s: &Source) -> Vec<String> {
     s.report.engine_choice.split("; ").map(String::from).collect()
@@ -379,7 +384,7 @@ fn gaps(report: &Report, wanted: &Wanted) -> Vec<Lack> {
             }
         }
     }
-    let gpu = report.layers.iter().filter(|l| l.engine.name == "cuda").count();
+    let gpu = on_gpu(report);
     if gpu < wanted.gpu_floor {
         let text = format!("{gpu} layer reports are by engine cuda, {} must be", wanted.gpu_floor);
         lack(Verdict::Fault, text);

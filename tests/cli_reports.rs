@@ -276,3 +276,25 @@ fn example_workflows_call_what_there_is() {
     assert_eq!(count, 4);
     assert!(Cli::try_parse_from(["mla-check", "merge", "--no-such-option"]).is_err());
 }
+
+/// A folder with reports of several models, as the test matrix writes it.
+#[test]
+fn reports_of_two_models_are_merged_model_by_model() {
+    let dir = TempDir::new().unwrap();
+    for (name, model) in common::MODELS {
+        let (path, model) = (dir.path().join(format!("{name}.json")), fixture(model));
+        let mut args = vec!["run", model.to_str().unwrap(), "--layer", "all", "-q", "--report", path.to_str().unwrap()];
+        args.extend(SMALL);
+        done(&dir, &args);
+    }
+    let out = done(&dir, &["merge", ".", "-q"]);
+    let said = text(&out.stdout);
+    assert_eq!(said.lines().filter(|l| l.starts_with("engine cpu, layer")).count(), 4, "{said}");
+    let out = done(&dir, &["merge", ".", "-q", "--gpu-floor", "1"]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("0 layer reports are by engine cuda"), "{out:?}");
+    // A file holds one model's.
+    let out = done(&dir, &["merge", ".", "--report", "all.json"]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(text(&out.stderr).contains("different models"), "{out:?}");
+}

@@ -37,6 +37,11 @@ enum Github {
 }
 
 impl Copies {
+    /// Whether any file is wanted.
+    pub(super) fn any(&self) -> bool {
+        !self.report.is_empty()
+    }
+
     /// Whether every file can be written, before anything is computed.
     pub(super) fn check(&self) -> Result<(), Failure> {
         for path in &self.report {

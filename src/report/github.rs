@@ -55,7 +55,7 @@ fn property(text: &str) -> String {
 
 /// Findings as annotations, worst first, no more than are shown.
 pub fn annotations(report: &Report) -> Vec<Annotation> {
-    let mut all: Vec<Annotation> = report.broken.iter().chain(&report.gaps).map(lack).collect();
+    let mut all: Vec<Annotation> = report.lacks().iter().map(|(_, l)| lack(l)).collect();
     for l in &report.layers {
         all.extend(layer(l));
     }

@@ -75,13 +75,11 @@ pub fn render(report: &Report) -> Result<Vec<u8>, String> {
             }
         }
     }
-    let lacks: Vec<(&str, &Lack)> = (report.broken.iter().map(|l| ("broken", l)))
-        .chain(report.gaps.iter().map(|l| ("missing", l)))
-        .collect();
+    let lacks = report.lacks();
     if !lacks.is_empty() || report.layers.is_empty() {
         let mut suite = junit::TestSuite::new("run");
         for (word, lack) in lacks {
-            suite.add_test_case(of_lack(word, lack));
+            suite.add_test_case(of_lack(word, &lack));
         }
         if suite.test_cases.is_empty() {
             let what = "no layer was judged".to_string();

@@ -26,7 +26,7 @@ use crate::judge::watch::GateReport;
 use crate::judge::{Budget, ScalarDifference, Unit, Verdict};
 use crate::model::{Layout, Model, Stored};
 use crate::probe::Probe;
-use crate::snapshot::{Digest, Kept};
+use crate::snapshot::{Digest, Kept, State};
 use crate::trace::TensorId;
 use crate::written::{self, Name};
 use mla_reference::{Contract, Geometry, RowName};
@@ -144,6 +144,21 @@ impl Report {
     /// The command that judged a layer.
     pub fn command_of<'a>(&'a self, l: &'a LayerReport) -> &'a str {
         l.command.as_deref().unwrap_or(&self.command)
+    }
+
+    /// What does not let it pass and stands in no layer, each with a word for what it is.
+    pub fn lacks(&self) -> Vec<(&'static str, Lack)> {
+        let broken = self.broken.iter().map(|l| ("broken", l.clone()));
+        let gaps = self.gaps.iter().map(|l| ("missing", l.clone()));
+        let snapshots = self.snapshots.iter().filter(|s| !s.accepted).map(|s| {
+            let state = match s.state {
+                State::New => "is new",
+                State::Agrees | State::Differs => "differs",
+            };
+            let what = format!("{} {state}\n{}", s.file, s.diff.join("\n"));
+            ("snapshot", Lack { verdict: Verdict::Fault, what })
+        });
+        broken.chain(gaps).chain(snapshots).collect()
     }
 
     /// The worst of its layers and of what is missing.
