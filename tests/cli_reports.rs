@@ -273,7 +273,7 @@ fn example_workflows_call_what_there_is() {
             count += 1;
         }
     }
-    assert_eq!(count, 4);
+    assert_eq!(count, 5);
     assert!(Cli::try_parse_from(["mla-check", "merge", "--no-such-option"]).is_err());
 }
 
