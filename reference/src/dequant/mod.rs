@@ -1,9 +1,11 @@
 /*!
 Decoding of ggml's tensor types to float64, exactly.
 
-The value of every type here has at most 51 significand bits, so float64 holds it exactly and nothing rounds;
+The value of every type with blocks has at most 51 significand bits, so float64 holds it exactly and nothing rounds;
 ggml's own float32 result is that value rounded once (the fixtures of ggml's results show it bit for bit). Only an
-infinite or NaN scale gives NaN, and zeros keep the sign that ggml gives them.
+infinite or NaN scale gives NaN, and zeros keep the sign that ggml gives them. ggml decodes no Q8_1, F64 and whole
+numbers: theirs are the values that their layout says. The one exception: float64 can't hold every I64 beyond 2^53, so
+these are rounded, once, to the nearest.
 
 A decoder is a plain function of whole blocks, written so that it vectorises; it is compiled a second time for
 AVX2, and the machine decides which one runs. (Loops, not `array::from_fn` or `map`: those are compiled on their own,
@@ -13,6 +15,8 @@ Layouts: ggml 0.25.3, block structures of `ggml-common.h`. In the files of this 
 `lo` and `hi` are the nibbles of a byte.
 */
 
+mod codebook;
+mod iq2;
 mod iq4;
 mod k;
 mod plain;
@@ -67,6 +71,9 @@ decoders! {
     Q6_K k::q6_k;
     IQ4_NL iq4::iq4_nl;
     IQ4_XS iq4::iq4_xs;
+    IQ2_XXS iq2::iq2_xxs;
+    IQ2_XS iq2::iq2_xs;
+    IQ2_S iq2::iq2_s;
 }
 
 impl Decoder {
@@ -131,4 +138,18 @@ fn part<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
     let mut part = [0; N];
     part.copy_from_slice(&b[at..at + N]);
     part
+}
+
+/// The u32 at byte `at`.
+#[inline(always)]
+fn word(b: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(part(b, at))
+}
+
+/// q d, of codes that are int8.
+#[inline(always)]
+fn signed_bytes<const N: usize>(qs: [u8; N], d: f64, out: &mut [f64; N]) {
+    for i in 0..N {
+        out[i] = f64::from(qs[i] as i8) * d;
+    }
 }
