@@ -17,6 +17,7 @@ Layouts: ggml 0.25.3, block structures of `ggml-common.h`. In the files of this 
 
 mod codebook;
 mod iq2;
+mod iq3;
 mod iq4;
 mod k;
 mod plain;
@@ -74,6 +75,8 @@ decoders! {
     IQ2_XXS iq2::iq2_xxs;
     IQ2_XS iq2::iq2_xs;
     IQ2_S iq2::iq2_s;
+    IQ3_XXS iq3::iq3_xxs;
+    IQ3_S iq3::iq3_s;
 }
 
 impl Decoder {
