@@ -16,6 +16,7 @@ Layouts: ggml 0.25.3, block structures of `ggml-common.h`. In the files of this 
 */
 
 mod codebook;
+mod iq1;
 mod iq2;
 mod iq3;
 mod iq4;
@@ -77,6 +78,8 @@ decoders! {
     IQ2_S iq2::iq2_s;
     IQ3_XXS iq3::iq3_xxs;
     IQ3_S iq3::iq3_s;
+    IQ1_S iq1::iq1_s;
+    IQ1_M iq1::iq1_m;
 }
 
 impl Decoder {
