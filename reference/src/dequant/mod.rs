@@ -21,6 +21,7 @@ mod iq2;
 mod iq3;
 mod iq4;
 mod k;
+mod low;
 mod plain;
 mod q32;
 
@@ -80,6 +81,10 @@ decoders! {
     IQ3_S iq3::iq3_s;
     IQ1_S iq1::iq1_s;
     IQ1_M iq1::iq1_m;
+    Q1_0 low::q1_0;
+    Q2_0 low::q2_0;
+    TQ1_0 low::tq1_0;
+    TQ2_0 low::tq2_0;
 }
 
 impl Decoder {
