@@ -16,6 +16,7 @@ Layouts: ggml 0.25.3, block structures of `ggml-common.h`. In the files of this 
 */
 
 mod codebook;
+mod fp4;
 mod iq1;
 mod iq2;
 mod iq3;
@@ -85,6 +86,8 @@ decoders! {
     Q2_0 low::q2_0;
     TQ1_0 low::tq1_0;
     TQ2_0 low::tq2_0;
+    MXFP4 fp4::mxfp4;
+    NVFP4 fp4::nvfp4;
 }
 
 impl Decoder {
