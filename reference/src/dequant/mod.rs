@@ -88,6 +88,13 @@ decoders! {
     TQ2_0 low::tq2_0;
     MXFP4 fp4::mxfp4;
     NVFP4 fp4::nvfp4;
+    Q8_1 q32::q8_1;
+    Q8_K k::q8_k;
+    F64 plain::f64;
+    I8 plain::i8;
+    I16 plain::i16;
+    I32 plain::i32;
+    I64 plain::i64;
 }
 
 impl Decoder {
