@@ -70,7 +70,8 @@ impl ReferenceCache {
         npy::write_atomically(&probe, |_| Ok(()))
             .and_then(|()| std::fs::remove_file(&probe))
             .map_err(|e| bad("the cache's folder can't be written", e))?;
-        let program = program().map_err(|e| bad("the program can't read itself, so that no entry could be trusted", e))?;
+        let program = program()
+            .map_err(|e| bad("the program can't read itself, so that no entry could be trusted", e))?;
         let bytes = shrink(folder, limit).map_err(|e| bad("the cache's folder can't be read", e))?;
         let (bytes, damaged) = (AtomicU64::new(bytes), AtomicU64::new(0));
         Ok(ReferenceCache { folder: folder.into(), program, limit, bytes, damaged, lost: OnceLock::new() })

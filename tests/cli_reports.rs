@@ -283,7 +283,8 @@ fn reports_of_two_models_are_merged_model_by_model() {
     let dir = TempDir::new().unwrap();
     for (name, model) in common::MODELS {
         let (path, model) = (dir.path().join(format!("{name}.json")), fixture(model));
-        let mut args = vec!["run", model.to_str().unwrap(), "--layer", "all", "-q", "--report", path.to_str().unwrap()];
+        let mut args =
+            vec!["run", model.to_str().unwrap(), "--layer", "all", "-q", "--report", path.to_str().unwrap()];
         args.extend(SMALL);
         done(&dir, &args);
     }

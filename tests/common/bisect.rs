@@ -94,8 +94,7 @@ impl Repository {
     pub fn bisect(&self, command: &[&str]) -> String {
         let first = self.git(&["rev-list", "--max-parents=0", "HEAD"]);
         self.git(&["bisect", "start", "main", first.trim()]);
-        let out =
-            self.command(Path::new("git")).args(["bisect", "run"]).args(command).output().unwrap();
+        let out = self.command(Path::new("git")).args(["bisect", "run"]).args(command).output().unwrap();
         let said = text(&out);
         self.git(&["bisect", "reset", "main"]);
         said
@@ -165,8 +164,23 @@ pub fn kernels(engine: &str) {
     let (model, program) = (model(), program());
     let (model, program) = (model.to_str().unwrap(), program.to_str().unwrap());
     let run = [
-        "run", model, "--engine", engine, "--kernels", "kernels", "--form", "absorbed", "--batch", "70+1",
-        "--regime", "random", "--splits", "2", "--reference-cache", ".git/reference", "--quiet",
+        "run",
+        model,
+        "--engine",
+        engine,
+        "--kernels",
+        "kernels",
+        "--form",
+        "absorbed",
+        "--batch",
+        "70+1",
+        "--regime",
+        "random",
+        "--splits",
+        "2",
+        "--reference-cache",
+        ".git/reference",
+        "--quiet",
     ];
     let check = |code: i32, more: &[&str]| {
         let out = repository.check(&[&run[..], more].concat());
