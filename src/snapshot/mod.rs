@@ -73,7 +73,7 @@ pub fn text(head: &Head, layer: &LayerReport, form: Form) -> String {
     let _ = writeln!(out, "batch       {} in {}, contexts {}", c.batch, c.dtype, c.regimes.join(" and "));
     let _ = writeln!(
         out,
-        "case        seed {}, page size {}, {} splits, hidden states {}",
+        "case        seed {}, page size {}, splits {}, hidden states {}",
         c.seed, c.page_size, c.splits, c.hidden
     );
     let eps = head.norm_eps.map_or(String::new(), |e| format!(", eps {e:e}"));
