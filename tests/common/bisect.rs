@@ -132,7 +132,7 @@ impl Kernels {
         text.replacen(from, to, 1)
     }
 
-    /// Twelve commits: a fault comes and goes, one in the middle does not compile, where git looks first, then comes the regression,
+    /// Twelve commits: a fault comes and goes; the two in the middle, where git looks first, do not compile; then come the regression
     /// and the first fault once more.
     pub fn history(&self) -> Vec<Commit<'static>> {
         let norm = |text: &str| vec![("kernels/norm.cu", text.to_string())];
@@ -146,8 +146,8 @@ impl Kernels {
             ("notes", Vec::new()),
             ("norm: unroll", norm(&other)),
             ("norm: take the unrolling back", norm(&self.norm)),
-            ("notes again", Vec::new()),
             ("norm: wider sums", norm(&broken)),
+            ("notes again", Vec::new()),
             ("norm: mend the build", norm(&self.norm)),
             ("merge: base 2 throughout", merge(Kernels::with(&self.merge, REGRESSION))),
             ("norm: unroll once more", norm(&other)),
@@ -193,7 +193,7 @@ pub fn kernels(engine: &str) {
     assert!(said.contains("does not compile"), "{said}");
     println!("{said}");
 
-    repository.git(&["checkout", "--quiet", "main~5"]);
+    repository.git(&["checkout", "--quiet", "main~6"]);
     check(4, &["--record-signature", ".git/break.json"]);
     check(1, &of(".git/break.json"));
     check(125, &of(".git/signature.json"));
