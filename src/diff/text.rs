@@ -56,7 +56,8 @@ pub fn render(d: &Difference, width: usize) -> String {
     }
     out.push('\n');
     let flips = match d.tests {
-        0 => "The two were judged by different contracts, whose shares of flips are not comparable.".to_string(),
+        0 => "The two were judged by different contracts, whose shares of flips are not comparable."
+            .to_string(),
         n => format!(
             "Flips of {n} tensors were compared; the probability that any change of them is called one by chance is {:e}.",
             d.alpha

@@ -191,7 +191,6 @@ pub fn kernels(engine: &str) {
     let said = repository.bisect(&[&[program][..], &run, &of(".git/signature.json")].concat());
     assert_eq!(culprit(&said), Some("merge: base 2 throughout"), "{said}");
     assert!(said.contains("does not compile"), "{said}");
-    println!("{said}");
 
     repository.git(&["checkout", "--quiet", "main~6"]);
     check(4, &["--record-signature", ".git/break.json"]);
