@@ -6,7 +6,7 @@ contract, verdict and cause of every tensor, and [digests](Digest) of the float6
 the layer. No figure depends on an engine's bits (an isolated reference does, so its digests are not here), and there
 are no times, paths or names of machines: the same file and the same case give the same text wherever they run.
 
-Files have the form that the crate insta gives its own, so `cargo insta review` works on them ([`file`]).
+Files have the form that the crate insta gives its own, so `cargo insta review` works on them ([`mod@file`]).
 */
 
 mod diff;
