@@ -464,7 +464,8 @@ pub fn judge<'a>(
     let cumulative =
         if options.cumulative { cumulative::drift(layer, case, &options.forms, kept)? } else { Vec::new() };
     let known = options.reference_cache.as_deref();
-    let reference_cache = known.map(|c| CacheReport { used, damaged: c.damaged(), lost: c.lost().map(Into::into) });
+    let reference_cache =
+        known.map(|c| CacheReport { used, damaged: c.damaged(), lost: c.lost().map(Into::into) });
     Ok(Judged { units, odd, gates, cumulative, reference_cache })
 }
 

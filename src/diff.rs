@@ -5,7 +5,8 @@ What matters is derived, not tuned:
 
 - a verdict that changed, and what is judged in one report only. `exact` and `rounding` are both clean, and between them is a share of
   flips like any other, so for these two the test below decides;
-- the share of elements that are not the rounded reference, where it changed more than chance allows. With flips a of n and b of m,
+- the share of elements that are not the rounded reference, where both were judged by one contract (another one has other roundings,
+  and so another honest share) and it changed more than chance allows. With flips a of n and b of m,
   and the shares truly equal, b given a + b is hypergeometric, for which Chernoff's bound of the binomial with p = m/(n + m) holds
   (Hoeffding 1963, section 6); twice that for both sides. All tensors share the larger budget of the two reports, by Holm's procedure.
   Elements are taken as independent draws, as sums of their own are; in attention, where all columns of a row share the errors of
@@ -330,8 +331,17 @@ fn layer(l: &LayerReport, m: &LayerReport, rows: &mut Vec<Row>) -> usize {
     equal
 }
 
+/// Whether two layers were judged by one contract.
+fn same_contract(l: &LayerReport, m: &LayerReport) -> bool {
+    let of = |l: &LayerReport| l.judged.as_ref().map_or(l.contract, |j| j.contract);
+    of(l) == of(m)
+}
+
 /// Tensors whose flips are held against each other.
 fn compared(l: &LayerReport, m: &LayerReport) -> usize {
+    if !same_contract(l, m) {
+        return 0;
+    }
     let same = |u: &Unit, v: &Unit| {
         (u.form, u.phase, u.tensor, u.dtype) == (v.form, v.phase, v.tensor, v.dtype) && v.elements > 0
     };
@@ -372,7 +382,8 @@ fn unit(l: &LayerReport, u: &Unit, m: &LayerReport, v: &Unit) -> Option<Row> {
     let (f, g) = (Figures::of(u), Figures::of(v));
     // What would have been seen goes with the number of tests in the run: it is no difference of the bits.
     let same = Figures { seen: None, ..f.clone() } == Figures { seen: None, ..g.clone() };
-    let log_p = (f.elements > 0 && g.elements > 0 && u.dtype == v.dtype).then(|| {
+    let comparable = f.elements > 0 && g.elements > 0 && u.dtype == v.dtype && same_contract(l, m);
+    let log_p = comparable.then(|| {
         let (draws, other) = (columns(u), columns(v));
         flips(
             (f.flips as f64 / draws, f.elements as f64 / draws),

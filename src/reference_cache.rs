@@ -68,9 +68,10 @@ impl ReferenceCache {
         // Known before hours of work, not after.
         let probe = folder.join(".writable");
         npy::write_atomically(&probe, |_| Ok(()))
-            .and_then(|()| std::fs::remove_file(&probe))
+            .and_then(|()| remove(&probe))
             .map_err(|e| bad("the cache's folder can't be written", e))?;
-        let program = program().map_err(|e| bad("the program can't read itself, so that no entry could be trusted", e))?;
+        let program = program()
+            .map_err(|e| bad("the program can't read itself, so that no entry could be trusted", e))?;
         let bytes = shrink(folder, limit).map_err(|e| bad("the cache's folder can't be read", e))?;
         let (bytes, damaged) = (AtomicU64::new(bytes), AtomicU64::new(0));
         Ok(ReferenceCache { folder: folder.into(), program, limit, bytes, damaged, lost: OnceLock::new() })
@@ -92,6 +93,14 @@ impl ReferenceCache {
     }
 }
 
+/// Removes a file. Another run may be at work in the same folder: what is gone is gone.
+fn remove(path: &Path) -> std::io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
 /// Removes the oldest entries until no more than `limit` bytes are left; how many are.
 fn shrink(folder: &Path, limit: u64) -> std::io::Result<u64> {
     let mut all = Vec::new();
@@ -102,7 +111,7 @@ fn shrink(folder: &Path, limit: u64) -> std::io::Result<u64> {
         }
         for entry in std::fs::read_dir(sub)? {
             let path = entry?.path();
-            // Another run may be at work in the same folder: what is gone is gone.
+            // See [`remove`].
             let Ok(meta) = path.metadata() else { continue };
             if path.extension().is_some_and(|e| e == ENDING) {
                 all.push((meta.modified()?, meta.len(), path));
@@ -115,7 +124,7 @@ fn shrink(folder: &Path, limit: u64) -> std::io::Result<u64> {
         if bytes <= limit {
             break;
         }
-        std::fs::remove_file(path)?;
+        remove(path)?;
         bytes -= len;
     }
     Ok(bytes)
@@ -346,6 +355,14 @@ mod tests {
         let smaller = cache(folder.path(), 200);
         assert!(entry(&smaller, "a").get((0, 0, 0)).is_none());
         assert!(entry(&smaller, "a").get((1, 0, 0)).is_some());
+    }
+
+    /// Two runs that share a folder remove the same files.
+    #[test]
+    fn what_another_run_removed_is_no_error() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(remove(&folder.path().join("gone")).is_ok());
+        assert!(remove(folder.path()).is_err());
     }
 
     #[test]

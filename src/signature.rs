@@ -218,9 +218,13 @@ impl Signature {
     /// What, where, what to do.
     pub fn read(path: &Path) -> Result<Signature, String> {
         let bad = |what: String| {
-            format!("{what}\n  where: {}\n  do: write one with --record-signature at a commit that has the fault", path.display())
+            format!(
+                "{what}\n  where: {}\n  do: write one with --record-signature at a commit that has the fault",
+                path.display()
+            )
         };
-        let text = std::fs::read_to_string(path).map_err(|e| bad(format!("the signature can't be read: {e}")))?;
+        let text =
+            std::fs::read_to_string(path).map_err(|e| bad(format!("the signature can't be read: {e}")))?;
         let read: Signature =
             serde_json::from_str(&text).map_err(|e| bad(format!("this is no signature: {e}")))?;
         match read.schema == SCHEMA {
@@ -277,7 +281,9 @@ impl Signature {
             let first = |all: &[Mark]| all.first().map_or("nothing".to_string(), Mark::title);
             match &self.broke {
                 Some(said) => format!("not the recorded break ({said}); wrong here: {}", first(&here)),
-                None => format!("not the recorded fault, {}; wrong here: {}", first(&self.faults), first(&here)),
+                None => {
+                    format!("not the recorded fault, {}; wrong here: {}", first(&self.faults), first(&here))
+                }
             }
         });
         Some(SignatureReport { file: path.display().to_string(), same, text })
@@ -317,7 +323,11 @@ mod tests {
             (mark(&a, "", Some("no mask")), mark(&b, "", Some("no mask")), true),
             (mark(&a, "", Some("no mask")), mark(&b, "", Some("swapped heads")), false),
             // Nothing was written: there are no values.
-            (mark(&[], "12 of 96 bytes were never written", None), mark(&[], "7 of 96 bytes were never written", None), true),
+            (
+                mark(&[], "12 of 96 bytes were never written", None),
+                mark(&[], "7 of 96 bytes were never written", None),
+                true,
+            ),
             (mark(&[], "missing", None), mark(&[], "has shape [1]", None), false),
             (mark(&a, "x", None), mark(&[], "x", None), false),
         ] {

@@ -158,7 +158,8 @@ mod tests {
     fn what_is_written_is_read() {
         let row = |sequence, request, index, split| RowName { sequence, request, index, split };
         let none = row(None, None, 0, None);
-        let cache = vec![row(Some(0), Some(0), 0, None), row(Some(0), Some(0), 1, None), none, none, none];
+        let mut cache = vec![row(Some(0), Some(0), 0, None), row(Some(0), Some(0), 1, None)];
+        cache.resize(100, none);
         let keys: Vec<RowName> = (0..1000).map(|i| row(Some(1), Some(0), i, Some(1))).collect();
         let rows = BTreeMap::from([("cache", cache), ("k", keys)]);
         let all = All { name: "k_pe", x: f64::INFINITY, y: 0.1 + 0.2, rows };

@@ -100,7 +100,10 @@ fn what_makes_no_sense_stops_the_bisection() {
         (&[model, "--bisect", "--signature", "none.json"], "can't be read"),
         (&[model, "--bisect", "--signature", "damaged.json"], "no signature"),
         (&[model, "--bisect", "--signature", "s.json", "--seed", "1"], "seed is 1, was 0"),
-        (&[model, "--bisect", "--signature", "s.json", "--record-signature", "t.json"], "cannot be used with"),
+        (
+            &[model, "--bisect", "--signature", "s.json", "--record-signature", "t.json"],
+            "cannot be used with",
+        ),
         (&[model, "--bisect", "--record-signature", "nowhere/t.json"], "does not exist"),
         (&[model, "--bisect", "--engin", "cpu"], "unexpected argument"),
     ] {

@@ -124,7 +124,7 @@ fn layers_apart_and_merged_are_the_run_of_all() {
         let text = std::fs::read_to_string(dir.path().join("0.json")).unwrap();
         assert!(text.contains(from), "{from}");
         std::fs::write(dir.path().join(name), text.replacen(from, to, 1)).unwrap();
-        let out = done(&dir, &["merge", "0.json", name]);
+        let out = done(&dir, &["merge", "0.json", name, "--report", "never.json"]);
         (out.status.code(), String::from_utf8(out.stderr).unwrap())
     };
     let (code, said) = altered("x.json", "\"elements\": 65536", "\"elements\": 65535");
@@ -283,7 +283,8 @@ fn reports_of_two_models_are_merged_model_by_model() {
     let dir = TempDir::new().unwrap();
     for (name, model) in common::MODELS {
         let (path, model) = (dir.path().join(format!("{name}.json")), fixture(model));
-        let mut args = vec!["run", model.to_str().unwrap(), "--layer", "all", "-q", "--report", path.to_str().unwrap()];
+        let mut args =
+            vec!["run", model.to_str().unwrap(), "--layer", "all", "-q", "--report", path.to_str().unwrap()];
         args.extend(SMALL);
         done(&dir, &args);
     }

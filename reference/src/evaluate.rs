@@ -295,7 +295,13 @@ impl Evaluator<'_> {
     }
 
     /// [`multiply`], or what is remembered of it.
-    fn multiply(&self, place: recall::Place, a: ArrayView2<f64>, w: &dyn Rows, norms: Option<&Array2<f64>>) -> Product {
+    fn multiply(
+        &self,
+        place: recall::Place,
+        a: ArrayView2<f64>,
+        w: &dyn Rows,
+        norms: Option<&Array2<f64>>,
+    ) -> Product {
         let shape = (a.nrows(), w.rows(), norms.is_some());
         recall::product(self.memory, place, shape, || multiply(a, w, norms))
     }

@@ -86,7 +86,11 @@ pub(crate) fn attention(
         let (s, p, w) = (take.matrix(rows, keys)?, take.matrix(rows, keys)?, take.matrix(rows, keys)?);
         let l = take.list(rows)?;
         let upper = match which[0] != 0.0 {
-            true => Some(Upper { first: which[1] as usize, p: take.matrix(rows, keys)?, w: take.matrix(rows, keys)? }),
+            true => Some(Upper {
+                first: which[1] as usize,
+                p: take.matrix(rows, keys)?,
+                w: take.matrix(rows, keys)?,
+            }),
             false => None,
         };
         let raw = if which[2] != 0.0 { Some(take.matrix(rows, keys)?) } else { None };

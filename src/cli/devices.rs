@@ -4,6 +4,7 @@ mod gpus;
 
 use super::out::{Failure, Output};
 use super::text::{size, wrap};
+use crate::harness::gate;
 use clap::Args;
 use gpus::{Compiler, Driver};
 use serde::Serialize;
@@ -58,7 +59,7 @@ struct Report {
 pub fn main(args: &DevicesArgs, out: &mut Output) -> Result<u8, Failure> {
     let nvrtc = Compiler::look();
     let driver = Driver::look(&nvrtc);
-    let required = std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1");
+    let required = gate::is_on(gate::REQUIRE_GPU);
     let asked = args.gpu.or(required.then_some(0));
     let missing = asked.and_then(|ordinal| driver.lacks(ordinal));
     let gpu = nvrtc.is_found() && driver.is_found();

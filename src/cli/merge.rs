@@ -84,7 +84,12 @@ pub fn main(args: &MergeArgs, out: &mut Output) -> Result<u8, Failure> {
 }
 
 /// Merges the reports of one model, and says what is there.
-fn one(args: &MergeArgs, sources: Vec<Source>, gpu_floor: usize, out: &mut Output) -> Result<Report, Failure> {
+fn one(
+    args: &MergeArgs,
+    sources: Vec<Source>,
+    gpu_floor: usize,
+    out: &mut Output,
+) -> Result<Report, Failure> {
     let count = sources.len();
     let asked = match sources.first().map(|s| &s.report.model) {
         Some(m) if args.layers != "all" => {

@@ -78,7 +78,7 @@ pub enum Colour {
 #[derive(Subcommand)]
 enum Command {
     /// Load weights, run an engine, judge every tensor
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     /// Judge tensors that other software computed, or that `run --save` wrote
     Compare(compare::CompareArgs),
     /// Write a test case for a kernel that lives elsewhere: Triton, CUTLASS, Python

@@ -9,6 +9,7 @@ use crate::contracts::ContractChoice;
 use crate::device::cuda::Installed;
 use crate::engine::{EngineError, SinkError};
 use crate::fault::{Fault, NAMES};
+use crate::harness::gate;
 use crate::judge::watch::OUTPUTS;
 use crate::judge::{Ask, Budget, Verdict};
 use crate::model::{Convention, Model, Reading};
@@ -185,7 +186,7 @@ pub(super) enum RegimeArg {
 
 /// Whether no GPU is a failure.
 fn gpu_required() -> bool {
-    std::env::var_os("MLA_CHECK_REQUIRE_GPU").is_some_and(|v| v == "1")
+    gate::is_on(gate::REQUIRE_GPU)
 }
 
 impl EngineArg {

@@ -58,6 +58,12 @@ fn flips_matter_where_they_are_more_than_chance() {
     assert_eq!(between(with(1, 100), sample::report(&[1])).rows[0].change, Change::Better);
     assert_eq!(change(2, 1_000), (Change::Other, 0));
     assert_eq!(change(2, 3_000), (Change::Worse, 1));
+    // Another contract has another share of its own.
+    let mut other = with(1, 100);
+    other.layers[0].contract.softmax.tile = 7;
+    let d = between(sample::report(&[1]), other);
+    assert_eq!((d.rows[0].change, d.tests, d.exit), (Change::Other, 0, 0));
+    assert!(text::render(&d, 200).contains("different contracts"));
     // The bound itself: 55 of 55 flips in one of two equal halves is 2·2^-55.
     let p = flips((0.0, 1e4), (55.0, 1e4));
     assert!((p - -54.0 * std::f64::consts::LN_2).abs() < 1e-9, "{p}");
@@ -85,7 +91,10 @@ fn the_bound_covers_the_hypergeometric_law() {
                     continue;
                 }
                 let ours = flips((a as f64, n as f64), (b as f64, m as f64)).exp();
-                assert!(ours >= tail(b, k, n, m) * (1.0 - 1e-9), "{a} of {n}, {b} of {m}: {ours}");
+                assert!(
+                    ours >= (2.0 * tail(b, k, n, m)).min(1.0) * (1.0 - 1e-9),
+                    "{a} of {n}, {b} of {m}: {ours}"
+                );
             }
         }
     }

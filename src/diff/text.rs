@@ -55,11 +55,15 @@ pub fn render(d: &Difference, width: usize) -> String {
         let _ = writeln!(out, "  and {left} more (--format json has all)");
     }
     out.push('\n');
-    let level = format!(
-        "Flips of {} tensors were compared; the probability that any change of them is called one by chance is {:e}. The worst \
-         element, norms and times decide nothing.",
-        d.tests, d.alpha
-    );
+    let flips = match d.tests {
+        0 => "The two were judged by different contracts, whose shares of flips are not comparable."
+            .to_string(),
+        n => format!(
+            "Flips of {n} tensors were compared; the probability that any change of them is called one by chance is {:e}.",
+            d.alpha
+        ),
+    };
+    let level = format!("{flips} The worst element, norms and times decide nothing.");
     wrapped(&mut out, "", &level, width);
     let total = |i: usize| d.seconds.iter().map(|s| s.1[i]).sum::<f64>();
     let _ = writeln!(out, "{:.1} s | {:.1} s", total(0), total(1));

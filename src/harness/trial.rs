@@ -7,7 +7,7 @@ use crate::check::{self, CheckError, EngineKind, Options, not_judged_by};
 use crate::engine::EngineError;
 use crate::judge::Verdict;
 use crate::model::Model;
-use crate::report::{LayerReport, ModelReport, RUN, Report, terminal};
+use crate::report::{Lack, LayerReport, ModelReport, RUN, Report, terminal};
 use crate::trace::npy::write_atomically;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -83,8 +83,8 @@ impl Work {
         Ok(report)
     }
 
-    /// The report that `run` would give, and the error of an engine that gave up: its report has no layer, and the error among
-    /// what was not judged.
+    /// The report that `run` would give, and the error of an engine that gave up: its report has no layer and says why, as
+    /// that of a `run` does.
     fn report(&self, options: &Options, result: Result<LayerReport, CheckError>) -> (Report, Option<String>) {
         let mut report = Report {
             model: ModelReport::new(&self.model),
@@ -106,7 +106,8 @@ impl Work {
                 (report, None)
             }
             Err(e) => {
-                report.not_judged.insert(0, format!("layer {}: {e}", self.cell.layer));
+                let what = format!("layer {}: {e}", self.cell.layer);
+                report.broken.push(Lack { verdict: report.verdict, what });
                 (report, Some(e.to_string()))
             }
         }
@@ -156,7 +157,7 @@ pub(super) fn verdict(report: &Report) -> Result<(), String> {
 pub(super) fn unreadable(folder: &Path, test: &str, file: &Path, what: &str) -> Result<(), String> {
     let mut report = empty();
     report.model.files = vec![file.display().to_string()];
-    report.not_judged = vec![what.to_string()];
+    report.broken = vec![Lack { verdict: Verdict::Usage, what: what.to_string() }];
     report.command = format!("mla-check inspect {}", quoted(file));
     write(folder, test, &report)
 }

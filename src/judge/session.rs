@@ -29,7 +29,7 @@ use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::product::{Dense, Rows};
 use mla_reference::rows::Patched;
-use mla_reference::{Axis, Contract, Recall, Form, Phase, Plan, Scope, Spec, Stage, Weight, Weights};
+use mla_reference::{Axis, Contract, Form, Phase, Plan, Recall, Scope, Spec, Stage, Weight, Weights};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 

@@ -30,7 +30,8 @@ impl Sketch {
         }
         let parts = parts as i64;
         let sums = self.0.get_or_insert_with(|| Box::new([0; AXES]));
-        let place = (row as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (col as u64).wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
+        let place = (row as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            ^ (col as u64).wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
         for (word, sums) in sums.chunks_mut(64).enumerate() {
             let signs = mix(place.wrapping_add((word as u64 + 1).wrapping_mul(0x1656_67b1_9e37_79f9)));
             for (bit, sum) in sums.iter_mut().enumerate() {

@@ -40,6 +40,8 @@ fn parts_in_any_order_give_the_same_bytes() {
     // Each layer keeps the command that judged it; the whole has all of them.
     assert_eq!(all.command_of(&all.layers[1]), b.report.command);
     assert_eq!(all.command.lines().count(), 3);
+    let woven = merged(vec![source("odd", sample::report(&[1, 3])), source("even", sample::report(&[2]))]);
+    assert_eq!(woven.layers.iter().map(|l| l.layer).collect::<Vec<_>>(), [1, 2, 3]);
     let one = merged(vec![source("3", sample::report(&[1, 2, 3]))]);
     assert!(bytes(&one) == bytes(&sample::report(&[1, 2, 3])), "a report is a merge of itself");
 }

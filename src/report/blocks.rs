@@ -177,12 +177,9 @@ pub(super) fn snapshots(out: &mut String, all: &[Kept], width: usize) {
     }
     let pending = all.iter().any(|s| !s.accepted && s.written.is_some());
     if pending {
-        wrapped(
-            out,
-            "  ",
-            "written beside them as .snap.new: `cargo insta review --workspace-root .` shows and accepts them, as does INSTA_UPDATE=always",
-            width,
-        );
+        let how = "written beside them as .snap.new: `cargo insta review` shows and accepts them where they lie in a cargo \
+                   workspace; renaming one to .snap, or INSTA_UPDATE=always, accepts it as well";
+        wrapped(out, "  ", how, width);
     } else if all.iter().any(|s| !s.accepted) {
         wrapped(
             out,

@@ -235,11 +235,14 @@ mod tests {
         Update::of(of).unwrap()
     }
 
+    /// Variables, then what becomes of a new snapshot and of another one.
+    type Rule<'a> = (&'a [(&'a str, &'a str)], Writes, Writes);
+
     /// insta's own rules: documentation of INSTA_UPDATE, and `CI` as the crate reads it.
     #[test]
     fn the_environment_decides() {
         use Writes::{Beside, InPlace, Nothing};
-        let cases: [(&[(&str, &str)], Writes, Writes); 12] = [
+        let cases: [Rule; 12] = [
             (&[], Beside, Beside),
             (&[("INSTA_UPDATE", "")], Beside, Beside),
             (&[("INSTA_UPDATE", "auto"), ("CI", "true")], Nothing, Nothing),

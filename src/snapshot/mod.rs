@@ -6,7 +6,7 @@ contract, verdict and cause of every tensor, and [digests](Digest) of the float6
 the layer. No figure depends on an engine's bits (an isolated reference does, so its digests are not here), and there
 are no times, paths or names of machines: the same file and the same case give the same text wherever they run.
 
-Files have the form that the crate insta gives its own, so `cargo insta review` works on them ([`file`]).
+Files have the form that the crate insta gives its own, so `cargo insta review` works on them ([`mod@file`]).
 */
 
 mod diff;
@@ -73,7 +73,7 @@ pub fn text(head: &Head, layer: &LayerReport, form: Form) -> String {
     let _ = writeln!(out, "batch       {} in {}, contexts {}", c.batch, c.dtype, c.regimes.join(" and "));
     let _ = writeln!(
         out,
-        "case        seed {}, page size {}, {} splits, hidden states {}",
+        "case        seed {}, page size {}, splits {}, hidden states {}",
         c.seed, c.page_size, c.splits, c.hidden
     );
     let eps = head.norm_eps.map_or(String::new(), |e| format!(", eps {e:e}"));

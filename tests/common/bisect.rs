@@ -94,8 +94,7 @@ impl Repository {
     pub fn bisect(&self, command: &[&str]) -> String {
         let first = self.git(&["rev-list", "--max-parents=0", "HEAD"]);
         self.git(&["bisect", "start", "main", first.trim()]);
-        let out =
-            self.command(Path::new("git")).args(["bisect", "run"]).args(command).output().unwrap();
+        let out = self.command(Path::new("git")).args(["bisect", "run"]).args(command).output().unwrap();
         let said = text(&out);
         self.git(&["bisect", "reset", "main"]);
         said
@@ -133,7 +132,7 @@ impl Kernels {
         text.replacen(from, to, 1)
     }
 
-    /// Twelve commits: a fault comes and goes, one in the middle does not compile, where git looks first, then comes the regression,
+    /// Twelve commits: a fault comes and goes; the two in the middle, where git looks first, do not compile; then come the regression
     /// and the first fault once more.
     pub fn history(&self) -> Vec<Commit<'static>> {
         let norm = |text: &str| vec![("kernels/norm.cu", text.to_string())];
@@ -147,8 +146,8 @@ impl Kernels {
             ("notes", Vec::new()),
             ("norm: unroll", norm(&other)),
             ("norm: take the unrolling back", norm(&self.norm)),
-            ("notes again", Vec::new()),
             ("norm: wider sums", norm(&broken)),
+            ("notes again", Vec::new()),
             ("norm: mend the build", norm(&self.norm)),
             ("merge: base 2 throughout", merge(Kernels::with(&self.merge, REGRESSION))),
             ("norm: unroll once more", norm(&other)),
@@ -165,8 +164,23 @@ pub fn kernels(engine: &str) {
     let (model, program) = (model(), program());
     let (model, program) = (model.to_str().unwrap(), program.to_str().unwrap());
     let run = [
-        "run", model, "--engine", engine, "--kernels", "kernels", "--form", "absorbed", "--batch", "70+1",
-        "--regime", "random", "--splits", "2", "--reference-cache", ".git/reference", "--quiet",
+        "run",
+        model,
+        "--engine",
+        engine,
+        "--kernels",
+        "kernels",
+        "--form",
+        "absorbed",
+        "--batch",
+        "70+1",
+        "--regime",
+        "random",
+        "--splits",
+        "2",
+        "--reference-cache",
+        ".git/reference",
+        "--quiet",
     ];
     let check = |code: i32, more: &[&str]| {
         let out = repository.check(&[&run[..], more].concat());
@@ -177,9 +191,8 @@ pub fn kernels(engine: &str) {
     let said = repository.bisect(&[&[program][..], &run, &of(".git/signature.json")].concat());
     assert_eq!(culprit(&said), Some("merge: base 2 throughout"), "{said}");
     assert!(said.contains("does not compile"), "{said}");
-    println!("{said}");
 
-    repository.git(&["checkout", "--quiet", "main~5"]);
+    repository.git(&["checkout", "--quiet", "main~6"]);
     check(4, &["--record-signature", ".git/break.json"]);
     check(1, &of(".git/break.json"));
     check(125, &of(".git/signature.json"));
