@@ -126,7 +126,7 @@ DEVICE Codes spread(u32 b) {
 
 // Four codes of two bits in a byte, of three bits in twelve bits.
 DEVICE u32 spread_twos(u32 x) { return (x | x << 6 | x << 12 | x << 18) & 0x03030303u; }
-DEVICE u32 spread_threes(u32 x) { return (x | x << 5 | x << 10 | x << 15) & 0x07070707u; }
+DEVICE u32 spread_threes(u32 x) { return (x & 07) | (x & 070) << 5 | (x & 0700) << 10 | (x & 07000) << 15; }
 
 // Four codes of at most three bits, looked up in a table of eight bytes.
 DEVICE u32 look_up8(u32 codes, u32 a, u32 b) {

@@ -29,31 +29,37 @@ fn make(folder: &Path, spec: &Spec) -> Result<Gguf, Box<dyn Error>> {
 }
 
 /// The types that llama-quantize gave these tensors of GLM-5 and DeepSeek-V3 (measured by calling its
-/// `llama_tensor_get_type`): q_a, q_b, kv_a and v_b; k_b, whose rows of 128 or 192 are no whole blocks
-/// of 256; output.
-const MIXES: [(&str, &str, &str, &str); 9] = [
-    ("Q4_K_M", "Q4_K", "Q5_0", "Q4_K"),
-    ("Q2_K", "Q2_K", "Q4_0", "Q3_K"),
-    ("IQ4_XS", "IQ4_XS", "IQ4_NL", "IQ4_XS"),
-    ("Q5_K_M", "Q5_K", "Q5_1", "Q5_K"),
-    ("Q6_K", "Q6_K", "Q8_0", "Q6_K"),
-    ("Q3_K_M", "Q3_K", "Q4_0", "Q4_K"),
-    ("Q4_0", "Q4_0", "Q4_0", "Q4_0"),
-    ("Q8_0", "Q8_0", "Q8_0", "Q8_0"),
-    ("BF16", "BF16", "BF16", "BF16"),
+/// `llama_tensor_get_type`): q_a, q_b and kv_a; k_b, whose rows of 128 or 192 are no whole blocks of 256; v_b; output; and of
+/// V2-Lite q.
+const MIXES: [[&str; 6]; 13] = [
+    ["Q4_K_M", "Q4_K", "Q5_0", "Q4_K", "Q4_K", "Q4_K"],
+    ["Q2_K", "Q2_K", "Q4_0", "Q2_K", "Q3_K", "Q2_K"],
+    ["IQ4_XS", "IQ4_XS", "IQ4_NL", "IQ4_XS", "IQ4_XS", "IQ4_XS"],
+    ["Q5_K_M", "Q5_K", "Q5_1", "Q5_K", "Q5_K", "Q5_K"],
+    ["Q6_K", "Q6_K", "Q8_0", "Q6_K", "Q6_K", "Q6_K"],
+    ["Q3_K_M", "Q3_K", "Q4_0", "Q3_K", "Q4_K", "Q3_K"],
+    ["IQ3_XXS", "IQ3_XXS", "IQ4_NL", "IQ3_XXS", "IQ3_S", "IQ2_S"],
+    ["IQ2_XXS", "IQ2_XXS", "IQ4_NL", "IQ2_XXS", "IQ2_XXS", "IQ2_XXS"],
+    ["IQ1_S", "IQ1_S", "IQ4_NL", "IQ1_S", "IQ2_XXS", "IQ1_S"],
+    ["MXFP4_MOE", "Q8_0", "MXFP4", "MXFP4", "Q8_0", "Q8_0"],
+    ["Q4_0", "Q4_0", "Q4_0", "Q4_0", "Q4_0", "Q4_0"],
+    ["Q8_0", "Q8_0", "Q8_0", "Q8_0", "Q8_0", "Q8_0"],
+    ["BF16", "BF16", "BF16", "BF16", "BF16", "BF16"],
 ];
 
 #[test]
 fn types_are_those_of_llama_quantize() -> Outcome {
     let folder = tempfile::tempdir()?;
-    for preset in ["glm-5", "deepseek-v3"] {
-        for (file_type, base, k_b, output) in MIXES {
+    for preset in ["glm-5", "deepseek-v3", "deepseek-v2-lite"] {
+        for [file_type, base, k_b, v_b, output, query] in MIXES {
             let gguf = make(folder.path(), &spec(preset, file_type, 2)?)?;
             for tensor in gguf.tensors() {
                 let name = tensor.name.trim_start_matches("blk.0.").trim_end_matches(".weight");
                 let expected = match name {
                     "attn_k_b" => k_b,
+                    "attn_v_b" => v_b,
                     "attn_output" => output,
+                    "attn_q" => query,
                     n if n.ends_with("norm") || n.ends_with("norm.bias") => "F32",
                     _ => base,
                 };
@@ -61,6 +67,21 @@ fn types_are_those_of_llama_quantize() -> Outcome {
             }
         }
     }
+    Ok(())
+}
+
+/// NVFP4's matrices each have a scale, as llama.cpp's converter writes them from a checkpoint.
+#[test]
+fn nvfp4_has_tensor_scales() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let gguf = make(folder.path(), &spec("deepseek-v3", "NVFP4", 2)?)?;
+    let mut scaled = 0;
+    for tensor in gguf.tensors().iter().filter(|t| t.ty.to_string() == "NVFP4") {
+        let scale = gguf.tensor(&tensor.name.replace(".weight", ".scale")).ok_or(tensor.name.clone())?;
+        assert_eq!((scale.ty.to_string().as_str(), &scale.dims[..]), ("F32", &[1][..]));
+        scaled += 1;
+    }
+    assert_eq!(scaled, 6);
     Ok(())
 }
 
@@ -144,6 +165,10 @@ fn rows(gguf: &Gguf, tensor: &TensorInfo) -> Result<Vec<f64>, Box<dyn Error>> {
         values.resize(from + row, f64::NAN);
         dequant::decode(ty, bytes, &mut values[from..]).ok_or("no decoder")?;
     }
+    if let Some(scale) = gguf.tensor(&tensor.name.replace(".weight", ".scale")).filter(|s| s.name != tensor.name) {
+        let scale = f32::from_le_bytes(gguf.bytes(scale)?.try_into()?);
+        values.iter_mut().for_each(|v| *v *= f64::from(scale));
+    }
     Ok(values)
 }
 
@@ -153,7 +178,7 @@ fn weights_have_the_size_asked_for() -> Outcome {
     let folder = tempfile::tempdir()?;
     for file_type in FileType::ALL.iter().map(|t| t.name) {
         let gguf = make(folder.path(), &spec("glm-5", file_type, 2)?)?;
-        for tensor in gguf.tensors() {
+        for tensor in gguf.tensors().iter().filter(|t| !t.name.ends_with(".scale")) {
             let values = rows(&gguf, tensor)?;
             assert!(values.iter().all(|v| v.is_finite()));
             let name = format!("{file_type} {}", tensor.name);

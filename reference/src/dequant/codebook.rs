@@ -37,11 +37,17 @@ const fn unpack<const N: usize, const E: usize>(from: usize, width: usize, value
 
 const TWO: &[i8] = &[8, 25, 43];
 
+/// Entries of IQ2_XXS.
 pub static IQ2_XXS: [[i8; 8]; 256] = unpack(0, 2, TWO);
+/// Entries of IQ2_XS.
 pub static IQ2_XS: [[i8; 8]; 512] = unpack(256, 2, TWO);
+/// Entries of IQ2_S.
 pub static IQ2_S: [[i8; 8]; 1024] = unpack(768, 2, TWO);
+/// Entries of IQ3_XXS.
 pub static IQ3_XXS: [[i8; 4]; 256] = unpack(1792, 3, &[4, 12, 20, 28, 36, 44, 52, 62]);
+/// Entries of IQ3_S.
 pub static IQ3_S: [[i8; 4]; 512] = unpack(2048, 3, &[1, 3, 5, 7, 9, 11, 13, 15]);
+/// Entries of IQ1_S and IQ1_M.
 pub static IQ1: [[i8; 8]; 2048] = unpack(2560, 2, &[-1, 0, 1]);
 
 /// Eight signs from seven bits: the eighth makes the number of minus signs even.
@@ -57,13 +63,13 @@ static EVEN: [u8; 128] = {
 
 /// Signs of group `l` from a word that holds seven bits for each of four groups.
 #[inline(always)]
-pub fn even_signs(word: u32, l: usize) -> u8 {
+pub(super) fn even_signs(word: u32, l: usize) -> u8 {
     EVEN[(word >> (7 * l)) as usize & 127]
 }
 
 /// scale q, with the sign of q turned where bit j of `signs` is set.
 #[inline(always)]
-pub fn signed<const E: usize>(q: &[i8; E], signs: u8, scale: f64, out: &mut [f64; E]) {
+pub(super) fn signed<const E: usize>(q: &[i8; E], signs: u8, scale: f64, out: &mut [f64; E]) {
     for j in 0..E {
         let minus = (i32::from(signs) >> j) & 1;
         out[j] = scale * f64::from((i32::from(q[j]) ^ -minus) + minus);

@@ -15,7 +15,7 @@ Layouts: ggml 0.25.3, block structures of `ggml-common.h`. In the files of this 
 `lo` and `hi` are the nibbles of a byte.
 */
 
-mod codebook;
+pub mod codebook;
 mod fp4;
 mod iq1;
 mod iq2;
