@@ -219,7 +219,10 @@ const DAMAGES: &[Damage] = &[
         "dsv3",
         |d| d.add("blk.1.attn_q_a.weight", &[256, 256], NVFP4).add("blk.1.attn_q_a.scale", &[1], F32),
         0,
-        &["blk.1.attn_q_a.scale is a tensor scale that llama.cpp does not ask for", "`run` multiplies by it (layer 1)"],
+        &[
+            "blk.1.attn_q_a.scale is a tensor scale that llama.cpp does not ask for",
+            "`run` multiplies by it (layer 1)",
+        ],
     ),
     (
         "dsv3",
@@ -237,7 +240,9 @@ const DAMAGES: &[Damage] = &[
         "dsv3",
         |d| d.add("blk.0.attn_output.scale", &[2], F32),
         1,
-        &["blk.0.attn_output.scale should be the scale of its weight, one F32, but has type F32 and dims [2]"],
+        &[
+            "blk.0.attn_output.scale should be the scale of its weight, one F32, but has type F32 and dims [2]",
+        ],
     ),
     (
         "dsv3",

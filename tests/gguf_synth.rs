@@ -165,7 +165,9 @@ fn rows(gguf: &Gguf, tensor: &TensorInfo) -> Result<Vec<f64>, Box<dyn Error>> {
         values.resize(from + row, f64::NAN);
         dequant::decode(ty, bytes, &mut values[from..]).ok_or("no decoder")?;
     }
-    if let Some(scale) = gguf.tensor(&tensor.name.replace(".weight", ".scale")).filter(|s| s.name != tensor.name) {
+    if let Some(scale) =
+        gguf.tensor(&tensor.name.replace(".weight", ".scale")).filter(|s| s.name != tensor.name)
+    {
         let scale = f32::from_le_bytes(gguf.bytes(scale)?.try_into()?);
         values.iter_mut().for_each(|v| *v *= f64::from(scale));
     }
@@ -247,5 +249,56 @@ fn impossible_models_are_errors() -> Outcome {
     }
     assert!(!path.exists());
     assert!(Preset::by_name("glm-6").is_none() && FileType::by_name("Q9").is_none());
+    Ok(())
+}
+
+/// Layers whose weights are of codebooks, of three values, of FP4 and of FP4 with tensor scales are judged clean.
+#[test]
+fn layers_of_unusual_types_are_judged_clean() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    for file_type in ["IQ3_XXS", "TQ1_0", "MXFP4_MOE", "NVFP4"] {
+        let path = folder.path().join(format!("{file_type}.gguf"));
+        write(&spec("deepseek-v2-lite", file_type, 2)?, &path, &mut |_, _| ())?;
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_mla-check"))
+            .args(["run", "--engine", "cpu", "--batch", "0+3", "--form", "fused", "--quiet"])
+            .arg(&path)
+            .output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(
+            output.status.code(),
+            Some(0),
+            "{file_type}: {text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert!(text.contains("rounding"), "{file_type}: {text}");
+    }
+    Ok(())
+}
+
+/// The scale of a tensor multiplies what its blocks say, and who asks for its blocks alone is given none.
+#[test]
+fn a_tensor_scale_multiplies_every_value() -> Outcome {
+    use mla_reference::{Weight, Weights};
+    let folder = tempfile::tempdir()?;
+    let gguf = make(folder.path(), &spec("deepseek-v2-lite", "NVFP4", 2)?)?;
+    let model = mla_check::model::Model::open(&folder.path().join("synth.gguf"))?;
+    let weights = model.weights(0)?;
+    for weight in [Weight::WQ, Weight::WKvA, Weight::WUk, Weight::WUv, Weight::WO] {
+        let name = format!("blk.0.{}", weight.row().gguf);
+        let tensor = gguf.tensor(&name).ok_or("tensor")?;
+        let scale = gguf.bytes(gguf.tensor(&name.replace(".weight", ".scale")).ok_or("scale")?)?;
+        let scale = f64::from(f32::from_le_bytes(scale.try_into()?));
+        let matrix = weights.matrix(weight).ok_or("matrix")?;
+        assert!(matrix.stored().is_none(), "{weight}");
+        let (mut got, row) = (vec![0.0; matrix.cols()], matrix.rows() - 1);
+        matrix.decode(row, 0, &mut got);
+        let mut blocks = vec![0.0; got.len()];
+        let bytes = gguf.bytes(tensor)?;
+        let line = bytes.len() / matrix.rows();
+        dequant::decode(tensor.ty.known().ok_or("type")?, &bytes[row * line..][..line], &mut blocks)
+            .ok_or("decoder")?;
+        assert!(got.iter().zip(&blocks).all(|(g, b)| *g == scale * b), "{weight}");
+        assert!(blocks.iter().any(|b| *b != 0.0) && scale != 1.0);
+    }
     Ok(())
 }

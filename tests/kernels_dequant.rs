@@ -38,7 +38,8 @@ fn files() -> Vec<File> {
 /// The committed PTX, if it belongs to the source.
 fn ptx(file: &File) -> &'static str {
     let name = committed_name(file, &[], TARGET);
-    let text = COMMITTED.iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("{name} is not committed")).1;
+    let text =
+        COMMITTED.iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("{name} is not committed")).1;
     let stamp = Stamp::of(&file.source, TARGET, &options(file, &[]).unwrap(), PINNED);
     stamp.check(text).unwrap_or_else(|e| panic!("{name}: {e}; tests/kernels.rs says how to write it anew"))
 }
@@ -368,8 +369,10 @@ fn kernels_are_small() {
             assert_eq!(code.kernels.len(), file.header.kernels.len());
             let limits = Limits::of(*target).unwrap();
             for k in &code.kernels {
-                let what =
-                    format!("{} on {target}, {} registers, {} B of code", k.kernel, k.registers, k.code_bytes);
+                let what = format!(
+                    "{} on {target}, {} registers, {} B of code",
+                    k.kernel, k.registers, k.code_bytes
+                );
                 assert_eq!((k.spill_store_bytes, k.spill_load_bytes), (Some(0), Some(0)), "{what}");
                 assert_eq!((k.frame_bytes, k.static_shared_bytes, k.parameter_bytes), (0, 0, 24), "{what}");
                 assert!(k.registers * limits.threads_per_sm <= limits.registers_per_sm, "{what}");
@@ -384,7 +387,8 @@ fn kernels_are_small() {
 fn long_numbers_at_ties_are_rounded_once() {
     let mut kernels = Kernels::new();
     let mut r = Random(3);
-    let mut ties = || f64::from((r.word() as u32 & 0x7f) << 1 | 0x101) * if r.word() & 1 == 0 { 1.0 } else { -1.0 };
+    let mut ties =
+        || f64::from((r.word() as u32 & 0x7f) << 1 | 0x101) * if r.word() & 1 == 0 { 1.0 } else { -1.0 };
     // float32 of a third of a tie, times codes of 3: no more than half a bit of float32 from the tie.
     let blocks = (0..128).flat_map(|_| {
         let d = (ties() / 3.0) as f32;

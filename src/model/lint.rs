@@ -226,7 +226,8 @@ impl Lint<'_> {
                     );
                     found.push((n, Severity::Defect, what));
                 }
-                found.extend(scale::finding(self.gguf, tensor, w).map(|(severity, what)| (n, severity, what)));
+                found
+                    .extend(scale::finding(self.gguf, tensor, w).map(|(severity, what)| (n, severity, what)));
                 if !tensor.ty.known().is_some_and(dequant::is_supported) {
                     let what = format!(
                         "blk.*.{name} has type {}, which can't be decoded: `run` can't judge this layer",

@@ -41,7 +41,8 @@ pub(super) fn of(gguf: &Gguf, tensor: &str, file: impl Fn() -> String) -> Result
 
 /// What a weight's scale, or that it has none, gives reason to say.
 pub(super) fn finding(gguf: &Gguf, tensor: &TensorInfo, weight: Weight) -> Option<(Severity, String)> {
-    let short = |n: &str| crate::model::in_layer(n).map_or(n.to_string(), |(_, rest)| format!("blk.*.{rest}"));
+    let short =
+        |n: &str| crate::model::in_layer(n).map_or(n.to_string(), |(_, rest)| format!("blk.*.{rest}"));
     let Some(scale) = gguf.tensor(&name(&tensor.name)) else {
         let what = format!("{} is NVFP4 and has no tensor scale: 1 is taken", short(&tensor.name));
         return (tensor.ty.known() == Some(GgmlType::NVFP4)).then_some((Severity::Note, what));
@@ -55,6 +56,8 @@ pub(super) fn finding(gguf: &Gguf, tensor: &TensorInfo, weight: Weight) -> Optio
         return Some((Severity::Defect, what));
     }
     let read = matches!(weight, Weight::WQ | Weight::WO);
-    let what = format!("{scale_name} is a tensor scale that llama.cpp does not ask for: it refuses the file; `run` multiplies by it");
+    let what = format!(
+        "{scale_name} is a tensor scale that llama.cpp does not ask for: it refuses the file; `run` multiplies by it"
+    );
     (!read).then_some((Severity::Warning, what))
 }

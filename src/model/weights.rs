@@ -7,8 +7,8 @@ copied: values are decoded from the mapped file on demand (the legacy w_uk, a fe
 kept transposed).
 */
 
-use super::{ModelError, scale};
 use super::source::{Held, Source, Taken};
+use super::{ModelError, scale};
 use crate::gguf::{Gguf, TensorInfo};
 use mla_reference::dequant;
 use mla_reference::product::{Blocks, Rows, Scaled};

@@ -104,8 +104,13 @@ fn scaled(at: usize, s: Moments, q: Moments) -> Recipe {
 /// Mean square of TQ1_0's numbers -1, 0, 1: digits 0 to 4 of a random byte, 48 bytes with five digits and 4 with four.
 fn ternary() -> f64 {
     let digit = |power: u8| {
-        moments((0..=255u8).map(|b| i32::from((u16::from(b.wrapping_mul(power)) * 3) >> 8) - 1).collect::<Vec<_>>().into_iter())
-            .square
+        moments(
+            (0..=255u8)
+                .map(|b| i32::from((u16::from(b.wrapping_mul(power)) * 3) >> 8) - 1)
+                .collect::<Vec<_>>()
+                .into_iter(),
+        )
+        .square
     };
     let five: f64 = [1, 3, 9, 27, 81].map(digit).iter().sum();
     (48.0 * five + 4.0 * (five - digit(81))) / 256.0
