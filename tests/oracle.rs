@@ -78,7 +78,7 @@ fn compare(model: &Path, answers: &HashMap<String, ArrayD<f64>>) -> Result<Vec<S
         let rows: Vec<usize> = answers[&format!("{case}/rows")].iter().map(|r| *r as usize).collect();
         // seq_eps: the metadata's eps in the q_a and kv_a norms, as vLLM does.
         let convention = if name == "seq_eps" { Convention::Vllm } else { Convention::Hf };
-        let spec = model.spec(&Reading { convention, norm_eps: None });
+        let spec = model.spec(&Reading::of(convention));
         let inv_freq = &answers["meta/inv_freq"];
         for (a, b) in spec.rope.inv_freq.iter().zip(inv_freq) {
             assert!((a - b).abs() <= 1e-15 * b, "inv_freq {a} {b}");

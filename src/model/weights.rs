@@ -99,7 +99,7 @@ fn file(gguf: &Gguf) -> String {
     gguf.parts().first().map(|p| p.path().display().to_string()).unwrap_or_default()
 }
 
-fn blocks<'a>(gguf: &'a Gguf, info: &TensorInfo, cols: usize) -> Result<Blocks<'a>, ModelError> {
+pub(super) fn blocks<'a>(gguf: &'a Gguf, info: &TensorInfo, cols: usize) -> Result<Blocks<'a>, ModelError> {
     let bytes = gguf.bytes(info)?;
     let undecodable = || ModelError::UnsupportedType {
         tensor: info.name.clone(),
