@@ -11,6 +11,7 @@ float32 metadata. [`Numbers`] is what the file says; [`Numbers::spec`] is what a
 | YaRN betas | from the file | 32 and 1 always | from the file |
 | YaRN multiplier / 0.1 | rounded to 6 digits | float32 as stored | rounded to 6 digits |
 | YaRN without multiplier | cos, sin · g | cos, sin · g and scale · g² | cos, sin · g |
+| temperature scale | rounded to 6 digits | float32 as stored | rounded to 6 digits |
 | rope factors | rounded to 6 digits | float32 as stored | rounded to 6 digits |
 | cos, sin under rope factors | · m | as they are | · m |
 
@@ -96,7 +97,10 @@ impl Numbers {
             eps_latent: reading.norm_eps.unwrap_or(own_eps),
             rope,
             scale: factor_of_scale / (geometry.key() as f64).sqrt(),
-            temperature: self.temperature.filter(|_| arch.temperature),
+            temperature: self
+                .temperature
+                .filter(|_| arch.temperature)
+                .map(|t| Temperature { scale: if llama { t.scale } else { significant(t.scale, 6) }, ..t }),
         }
     }
 
@@ -145,6 +149,10 @@ mod tests {
     use super::*;
     use crate::model::deepseek2::DEEPSEEK2;
     use crate::model::glm_dsa::GLM_DSA;
+    use crate::model::kimi_linear::KIMI_LINEAR;
+    use crate::model::minicpm3::MINICPM3;
+    use crate::model::mistral4::MISTRAL4;
+    use crate::model::plm::PLM;
     use approx::assert_relative_eq;
 
     const V3: Geometry =
@@ -245,5 +253,65 @@ mod tests {
                 .eps_latent,
             3e-5
         );
+    }
+
+    const MINICPM: Geometry =
+        Geometry { hidden: 2560, heads: 40, q_rank: 768, latent: 256, rope: 32, nope: 64, value: 64 };
+
+    /// Factors 1.1 (float32) and 2, for a model trained on 32,768 positions and made for four times as many.
+    fn longrope() -> Numbers {
+        let factors = Factors {
+            short: vec![f64::from(1.1f32); 16],
+            long: vec![2.0; 16],
+            original: 32_768.0,
+            context: 131_072.0,
+        };
+        Numbers { eps: 1e-5, theta: 1e4, yarn: None, temperature: None, factors: Some(factors) }
+    }
+
+    /// Which set: by the session's length. transformers' magnitude √(1 + ln 4 / ln 32768), none in llama.cpp; the scale is plain.
+    #[test]
+    fn rope_factors_are_chosen_by_the_session() {
+        let spec = |c, n_ctx| longrope().spec(&MINICPM3, MINICPM, &Reading { n_ctx, ..Reading::of(c) });
+        let plain = plain_frequencies(1e4, 32);
+        for (n_ctx, divisor) in [(None, 1.1), (Some(32_768), 1.1), (Some(32_769), 2.0)] {
+            let s = spec(Convention::Hf, n_ctx);
+            for (f, p) in s.rope.inv_freq.iter().zip(&plain) {
+                assert_relative_eq!(*f, p / divisor, max_relative = 1e-15);
+            }
+            assert_relative_eq!(s.rope.magnitude, 1.064_581_294_844_754_2, max_relative = 1e-15);
+            assert_eq!((s.rope.pairing, s.scale), (Pairing::Half, 1.0 / 96f64.sqrt()));
+        }
+        let llama = spec(Convention::LlamaCpp, None);
+        assert_eq!(llama.rope.magnitude, 1.0);
+        assert_relative_eq!(llama.rope.inv_freq[0], 1.0 / f64::from(1.1f32), max_relative = 1e-15);
+    }
+
+    /// No angle, whatever the file says of rope; the scale has no factor of YaRN's.
+    #[test]
+    fn no_rotation_is_no_angle() {
+        let s = numbers(40.0, Some(0.1)).spec(&KIMI_LINEAR, V3, &Reading::of(Convention::LlamaCpp));
+        assert!(s.rope.inv_freq.iter().all(|f| *f == 0.0) && s.rope.inv_freq.len() == 32);
+        assert_eq!((s.rope.magnitude, s.scale), (1.0, 1.0 / 192f64.sqrt()));
+        // Where the scale is plain, YaRN is in cos and sin alone.
+        let s = numbers(40.0, Some(0.1)).spec(&PLM, V3, &Reading::of(Convention::LlamaCpp));
+        assert_relative_eq!(s.rope.magnitude, 1.0 + 0.1 * 40f64.ln(), max_relative = 1e-15);
+        assert_eq!(s.scale, 1.0 / 192f64.sqrt());
+    }
+
+    /// The decimal of float32 0.1 for all but llama.cpp.
+    #[test]
+    fn temperature_is_the_decimal_but_for_llama_cpp() {
+        let hot = Temperature { scale: f64::from(0.1f32), length: 8192.0 };
+        let n = Numbers { temperature: Some(hot), ..numbers(128.0, Some(0.1)) };
+        for c in Convention::ALL {
+            let scale = n.spec(&MISTRAL4, V3, &Reading::of(c)).temperature.unwrap().scale;
+            assert_eq!(
+                scale,
+                if c == Convention::LlamaCpp { f64::from(0.1f32) } else { 0.1 },
+                "{}",
+                c.name()
+            );
+        }
     }
 }
