@@ -4,7 +4,7 @@ The float64 reference against Hugging Face's own modules run in float64 (fixture
 `MLA_CHECK_ORACLE=DIR` adds every pair NAME.gguf (or its first part) and NAME.safetensors of a folder; the
 files in `fixtures/` are always compared.
 
-Bound: 1e-12 of the largest magnitude of the tensor; 1e-10 where positions reach 120,000, because an angle
+Bound: 1e-13 of the largest magnitude of the tensor (sums of at most 512 terms in two orders: two programs were 6e-15 apart); 1e-10 where positions reach 120,000, because an angle
 of 1.2e5 rad carries an error of 1e-11 in float64 itself.
 
 Where a model has two sets of rope factors, `far` was computed with the long ones (a session of more than
@@ -109,7 +109,7 @@ fn compare(model: &Path, answers: &HashMap<String, ArrayD<f64>>) -> Result<Vec<S
         let weights = model.weights(layer)?;
         let layer = Layer { index: layer, spec, weights: &weights };
         let keep = reference(&layer, &sequence(hidden, &positions), &Form::ALL);
-        let limit = if name == "far" { 1e-10 } else { 1e-12 };
+        let limit = if name == "far" { 1e-10 } else { 1e-13 };
         let all: Vec<usize> = (0..positions.len()).collect();
         let (mut seen, mut named) = (0, 0);
         for (theirs, stage) in TENSORS {

@@ -131,6 +131,10 @@ pub static REFUSED: &[(&str, &str)] = &[
         "keys are pooled before the sparse indexer chooses among them, and layers are joined by hyper-connections",
     ),
     (
+        "glm5next",
+        "keys are pooled before the sparse indexer chooses among them, and layers are joined by hyper-connections",
+    ),
+    (
         "hy_v4",
         "attention has sinks (attn_sinks) and an output gate, and layers are joined by hyper-connections",
     ),
@@ -140,15 +144,14 @@ pub static REFUSED: &[(&str, &str)] = &[
         "deepseek4",
         "its attention is not MLA: there is no decompression weight, and keys are compressed along the tokens",
     ),
-    (
-        "longcat",
-        "no converter to GGUF was known when this was written, so that there is no layout to read it by",
-    ),
-    (
-        "longcat-flash",
-        "no converter to GGUF was known when this was written, so that there is no layout to read it by",
-    ),
+    ("longcat", LONGCAT),
+    ("longcat-flash", LONGCAT),
+    ("longcat-flash-ngram", LONGCAT),
+    ("longcat-flash-sparse", LONGCAT),
+    ("longcat-next", LONGCAT),
 ];
+
+const LONGCAT: &str = "queries and the normalised latent are multiplied by √(hidden / rank), which no stage computes, and only forks of llama.cpp write such files";
 
 /// Why a file of any other architecture is not read.
 pub const UNKNOWN: &str = "it is not an MLA architecture known here";

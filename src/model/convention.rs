@@ -84,7 +84,7 @@ impl Numbers {
         let eps = if llama { self.eps } else { significant(self.eps, 2) };
         let own_eps = if matches!(convention, Convention::Hf | Convention::Auto) { 1e-6 } else { eps };
         let (rope, factor_of_scale) = match arch.rotation {
-            // cos 0 = 1, sin 0 = 0.
+            // cos 0 = 1 and sin 0 = 0, and x·1 − y·0 = x in every format, up to the sign of a zero, which is judged in copies alone.
             Rotation::None => {
                 let inv_freq = vec![0.0; geometry.rope / 2];
                 (Rope { inv_freq, magnitude: 1.0, pairing: Pairing::Adjacent }, 1.0)
