@@ -1,5 +1,5 @@
 /*!
-From a GGUF file to layers: architecture, geometry, rope, weights by role.
+From a GGUF file or a Hugging Face checkpoint to layers: architecture, geometry, rope, weights by role.
 
 One file an architecture and one row in [`arch::ARCHITECTURES`]; everything else here is the same for all
 of them. Whatever a file lacks or contradicts is an error that names the key or tensor.
@@ -7,6 +7,7 @@ of them. Whatever a file lacks or contradicts is an error that names the key or 
 
 pub mod arch;
 mod choose;
+mod config;
 mod convention;
 mod deepseek2;
 mod glm_dsa;
@@ -17,11 +18,13 @@ mod source;
 mod weights;
 
 pub use choose::{Chosen, among, choose};
+pub use config::Names;
 pub use convention::{Convention, Numbers, Yarn};
 pub use grid::Grid;
 pub use source::{Held, Source, Taken};
 pub use weights::{LEGACY, LayerWeights, Layout, Stored};
 
+use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::gguf::{Gguf, GgufError};
 use arch::Architecture;
 use mla_reference::{Geometry, Spec, Weights};
@@ -44,6 +47,9 @@ pub enum ModelError {
     /// The container.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// A checkpoint, or its config.json.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// Another architecture.
     #[error(
         "architecture '{found}' is not supported\n  where: {file}, general.architecture\n  do: use a file of {supported}"
@@ -118,11 +124,16 @@ pub struct Model {
     pub top_k: Option<usize>,
     /// Length the model was made for.
     pub context_length: Option<u64>,
+    /// Of a checkpoint: what decimals say that [`Numbers`] has no place for.
+    written: Option<config::Written>,
 }
 
 impl Model {
-    /// Opens a file, or any part of a split one.
+    /// Opens a GGUF file, or any part of a split one, or a checkpoint's folder.
     pub fn open(path: &Path) -> Result<Model, ModelError> {
+        if Checkpoint::is_meant(path) {
+            return config::model(Checkpoint::open(path)?);
+        }
         read::model(Gguf::open(path)?)
     }
 
@@ -130,6 +141,15 @@ impl Model {
     pub fn gguf(&self) -> Option<&Gguf> {
         match &self.source {
             Source::Gguf(gguf) => Some(gguf),
+            Source::Checkpoint(..) => None,
+        }
+    }
+
+    /// The container and where layers are in it, where it is a checkpoint.
+    pub fn checkpoint(&self) -> Option<(&Checkpoint, &Names)> {
+        match &self.source {
+            Source::Gguf(_) => None,
+            Source::Checkpoint(checkpoint, names) => Some((checkpoint, names)),
         }
     }
 
@@ -145,7 +165,11 @@ impl Model {
 
     /// What a convention makes of the file.
     pub fn spec(&self, reading: &Reading) -> Spec {
-        self.numbers.spec(self.arch, self.geometry, reading.convention, reading.norm_eps)
+        let mut spec = self.numbers.spec(self.arch, self.geometry, reading.convention, reading.norm_eps);
+        if let Some(written) = &self.written {
+            written.correct(&mut spec, reading);
+        }
+        spec
     }
 
     /// Layers with MLA attention, in order.

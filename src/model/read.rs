@@ -82,7 +82,8 @@ pub(super) fn model(gguf: Gguf) -> Result<Model, ModelError> {
     let context_length = keys.int("context_length")?.map(|v| v as u64);
     let mtp = gguf.metadata().u64(&keys.key("nextn_predict_layers")).ok().flatten().unwrap_or(0);
     let mtp = usize::try_from(mtp).unwrap_or(usize::MAX);
-    Ok(Model { arch, geometry, numbers, blocks, mtp, top_k, context_length, source: Source::Gguf(gguf) })
+    let source = Source::Gguf(gguf);
+    Ok(Model { arch, geometry, numbers, blocks, mtp, top_k, context_length, written: None, source })
 }
 
 fn geometry(keys: &Keys) -> Result<Geometry, ModelError> {
