@@ -172,6 +172,11 @@ impl Model {
         spec
     }
 
+    /// Whether every layer of the architecture has MLA attention.
+    pub(crate) fn all_layers_attend(&self) -> bool {
+        true
+    }
+
     /// Layers with MLA attention, in order.
     pub fn mla_layers(&self) -> Vec<usize> {
         // One pass over the tensors: block_count is the file's word, and may be anything.
