@@ -41,6 +41,7 @@ for unit in &report.tensors {
 
 pub mod case;
 pub mod check;
+pub mod checkpoint;
 pub mod cli;
 pub mod compare;
 pub mod contracts;

@@ -171,6 +171,22 @@ fn every_verified_architecture_has_its_files_in_the_table() {
     assert_eq!(named, all);
 }
 
+/// Hugging Face folders (fixtures/checkpoints/README.md), their answers beside them. `MLA_CHECK_CHECKPOINTS=DIR` adds those of
+/// a folder. Their positions end at 23: 1e-13 of the largest magnitude.
+#[test]
+fn checkpoints_agree_with_hugging_face_in_float64() {
+    for folder in common::checkpoints() {
+        let answers = common::answers(&folder);
+        let lines = compare(&folder, &answers).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+        println!("{}", folder.display());
+        for line in lines {
+            println!("  {line}");
+            let worst: f64 = line.rsplit(' ').next().unwrap().parse().unwrap();
+            assert!(worst <= 1e-13, "{}: {line}", folder.display());
+        }
+    }
+}
+
 #[test]
 fn a_whole_folder_agrees_where_one_is_given() {
     let Some(dir) = std::env::var_os("MLA_CHECK_ORACLE").map(PathBuf::from) else { return };

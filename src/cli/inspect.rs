@@ -1,8 +1,8 @@
 /*! `mla-check inspect`: what a model file holds, and what is wrong with it, from its headers. */
 
-use super::layers;
 use super::out::{Failure, Output};
 use super::text::{escape, short, size, wrap};
+use super::{inspect_checkpoint, layers};
 use crate::gguf::{Gguf, TensorInfo, Value};
 use crate::judge::Verdict;
 use crate::model::arch::Rotation;
@@ -21,7 +21,7 @@ use std::path::PathBuf;
     after_help = "Exit codes: 0 sound (warnings included), 1 a defect that breaks attention, 2 unreadable.\n\nExample: mla-check inspect model-00001-of-00011.gguf --layer 3"
 )]
 pub struct InspectArgs {
-    /// Model file (.gguf), of a split one any part
+    /// Model file (.gguf), of a split one any part, or a folder with config.json and .safetensors files
     model: PathBuf,
     /// Layers whose tensors are listed: N, A..B, a comma list, or all [default: the first with MLA attention]
     #[arg(long, value_name = "LAYERS")]
@@ -31,7 +31,7 @@ pub struct InspectArgs {
     n_ctx: Option<u64>,
     /// List every tensor of the file too
     #[arg(long)]
-    tensors: bool,
+    pub(super) tensors: bool,
 }
 
 #[derive(Serialize)]
@@ -157,6 +157,9 @@ pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
         Some(asked) => layers::choose(asked, &model, out)?,
         None => mla.iter().take(1).copied().collect(),
     };
+    if let Some(checkpoint) = model.checkpoint() {
+        return inspect_checkpoint::main(args, &model, checkpoint, &shown, out);
+    }
     let Some(gguf) = model.gguf() else { return Ok(0) };
     let report = report(&model, gguf, mla, &shown, args);
     let defects = count(&report, Severity::Defect);
@@ -288,12 +291,12 @@ fn count(r: &Report, severity: Severity) -> usize {
     r.findings.iter().filter(|f| f.severity == severity).count()
 }
 
-fn paint(colour: AnsiColor, text: &str) -> String {
+pub(super) fn paint(colour: AnsiColor, text: &str) -> String {
     let style = Style::new().fg_color(Some(colour.into())).bold();
     format!("{style}{text}{style:#}")
 }
 
-fn plural(n: usize, what: &str) -> String {
+pub(super) fn plural(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 

@@ -14,6 +14,7 @@ mod devices;
 mod diff;
 mod explain;
 mod inspect;
+mod inspect_checkpoint;
 mod layers;
 mod merge;
 mod norms;
