@@ -207,6 +207,10 @@ impl Lint<'_> {
                     continue;
                 }
                 let name = if from_kv_b { LEGACY } else { w.row().gguf };
+                if let Some(error) = self.model.gguf.damage(tensor) {
+                    found.push((n, Severity::Defect, format!("blk.*.{name} ({w}): {}", error.problem())));
+                    continue;
+                }
                 let (wanted, folded) = dims(w, &g, from_kv_b);
                 if tensor.dims != wanted && tensor.dims == folded {
                     let what = format!(
