@@ -183,7 +183,9 @@ impl Problem {
             BigEndian { .. } => "convert it to little-endian (gguf-py has a script for that)",
             UnknownType { .. } => "quantise the model to a current ggml type, or take another file of it",
             NoElements { .. } => "this tensor cannot be used: convert the model again",
-            Changed { .. } | Rewritten => "do not write to a model while it is read: run again when the file is complete",
+            Changed { .. } | Rewritten => {
+                "do not write to a model while it is read: run again when the file is complete"
+            }
             ForeignTensor => "this is a mistake in the calling program, not in the file",
             DataLength { .. } => "this is a mistake in the program that writes, not in the file",
             WrongType { .. } => "the file's writer stored an unexpected value: convert the model again",

@@ -98,8 +98,7 @@ fn past_the_end(
     alignment: u64,
     damaged: &mut Damaged,
 ) -> Result<(), GgufError> {
-    let (whole, past): (Vec<_>, Vec<_>) =
-        in_order(rows, damaged).into_iter().partition(|t| end(t) <= file);
+    let (whole, past): (Vec<_>, Vec<_>) = in_order(rows, damaged).into_iter().partition(|t| end(t) <= file);
     let error = |t: &TensorInfo| {
         let needed = t.size.unwrap_or(0);
         let missing = t.offset.saturating_add(needed).saturating_sub(file).max(1);

@@ -13,9 +13,9 @@ stack).
 */
 
 #[cfg(unix)]
-pub use unix::end_on_lost_pages;
-#[cfg(unix)]
 pub(super) use unix::Watched;
+#[cfg(unix)]
+pub use unix::end_on_lost_pages;
 
 /// Elsewhere a mapped file cannot be cut short.
 #[cfg(not(unix))]
@@ -124,7 +124,8 @@ mod unix {
         }
         // SAFETY: all zero is a valid sigaction (no flags, an empty mask, the default action).
         let (mut action, mut before): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = on_bus_error as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
+        action.sa_sigaction =
+            on_bus_error as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
         // On the thread's alternate stack, where it has one.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         // SAFETY: both point to a sigaction; the handler keeps to what signal handlers may call.
