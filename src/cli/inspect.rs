@@ -6,7 +6,7 @@ mod text;
 
 use super::layers;
 use super::out::{Failure, Output};
-use crate::gguf::{TensorInfo, Value};
+use crate::gguf::{Gguf, TensorInfo, Value};
 use crate::judge::Verdict;
 use crate::model::lint::{Finding, Severity, lint};
 use crate::model::{Convention, LEGACY, Model, Reading};
@@ -152,12 +152,13 @@ pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
         None => mla.iter().take(1).copied().collect(),
     };
     let layers = if args.layer.is_some() { shown.clone() } else { mla.clone() };
-    let mut report = report(&model, mla, &shown, args.tensors);
+    let Some(gguf) = model.gguf() else { return Ok(0) };
+    let mut report = report(&model, gguf, mla, &shown, args.tensors);
     if args.data {
         super::run::threads(args.threads)?;
         let survey = data::read(&model, &layers, args.tensors, out);
         // What was read must be what lies on the disk.
-        model.gguf().unchanged().map_err(Failure::input)?;
+        gguf.unchanged().map_err(Failure::input)?;
         report.findings.extend(survey::findings(&survey));
         report.findings.sort_by_key(|f| f.severity);
         report.data = Some(survey);
@@ -176,8 +177,7 @@ pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
     Ok(if defects > 0 { Verdict::Fault } else { Verdict::Exact }.exit(false))
 }
 
-fn report(model: &Model, mla_layers: Vec<usize>, shown: &[usize], every: bool) -> Report {
-    let gguf = model.gguf();
+fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], every: bool) -> Report {
     let files: Vec<FileReport> = gguf
         .parts()
         .iter()
@@ -213,7 +213,7 @@ fn report(model: &Model, mla_layers: Vec<usize>, shown: &[usize], every: bool) -
         geometry: model.geometry,
         layers: model.blocks,
         mla_layers,
-        mtp_layers: gguf_layers(model),
+        mtp_layers: gguf_layers(model, gguf),
         eps: n.eps,
         rope_theta: n.theta,
         yarn: n.yarn.map(|y| YarnReport {
@@ -238,7 +238,7 @@ fn report(model: &Model, mla_layers: Vec<usize>, shown: &[usize], every: bool) -
         top_k: model.top_k,
         context_length: model.context_length,
         attention_types,
-        weights: shown.iter().map(|l| layer(model, *l)).collect(),
+        weights: shown.iter().map(|l| layer(model, gguf, *l)).collect(),
         tensors: every.then(|| gguf.tensors().iter().map(TensorReport::from).collect()),
         data: None,
         findings: lint(model),
@@ -247,16 +247,16 @@ fn report(model: &Model, mla_layers: Vec<usize>, shown: &[usize], every: bool) -
 }
 
 /// Layers for multi-token prediction that are in the file.
-fn gguf_layers(model: &Model) -> Vec<usize> {
+fn gguf_layers(model: &Model, gguf: &Gguf) -> Vec<usize> {
     let mtp = model.mtp_layers();
-    let layers = model.gguf().tensors().iter().filter_map(|t| crate::model::in_layer(&t.name));
+    let layers = gguf.tensors().iter().filter_map(|t| crate::model::in_layer(&t.name));
     let layers: std::collections::BTreeSet<usize> = layers.map(|l| l.0).filter(|n| mtp.contains(n)).collect();
     layers.into_iter().collect()
 }
 
 /// The tensors behind each role of a layer.
-fn layer(model: &Model, layer: usize) -> LayerReport {
-    let find = |name: &str| model.gguf().tensor(&format!("blk.{layer}.{name}"));
+fn layer(model: &Model, gguf: &Gguf, layer: usize) -> LayerReport {
+    let find = |name: &str| gguf.tensor(&format!("blk.{layer}.{name}"));
     let legacy = find(Weight::WUk.row().gguf).is_none();
     let weights = Weight::ALL.iter().filter(|w| w.exists(&model.geometry)).map(|&role| {
         let kv_b = legacy && matches!(role, Weight::WUk | Weight::WUv);

@@ -307,8 +307,8 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
     };
     threads(args.threads)?;
     let model = args.open()?;
-    for w in model.gguf().warnings() {
-        out.warn(&w.to_string());
+    for w in model.source().warnings() {
+        out.warn(&w);
     }
     attention(args.attention, &model, &options.batch, out)?;
     room(&model.geometry, &options)?;

@@ -14,7 +14,7 @@ mod file_type;
 
 use super::weights::{LEGACY, dims};
 use super::{Model, in_layer, list};
-use crate::gguf::TensorInfo;
+use crate::gguf::{Gguf, TensorInfo};
 use mla_reference::{WEIGHTS, Weight, dequant};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +66,7 @@ impl<'a> InLayer<'a> {
 
 struct Lint<'a> {
     model: &'a Model,
+    gguf: &'a Gguf,
     layers: BTreeMap<usize, InLayer<'a>>,
     /// Layers behind the last ordinary one, for multi-token prediction.
     mtp: Range<usize>,
@@ -76,8 +77,9 @@ struct Lint<'a> {
 
 /// All findings, the worst first.
 pub fn lint(model: &Model) -> Vec<Finding> {
+    let Some(gguf) = model.gguf() else { return Vec::new() };
     let mut layers: BTreeMap<usize, InLayer> = BTreeMap::new();
-    for tensor in model.gguf.tensors() {
+    for tensor in gguf.tensors() {
         let Some((layer, name)) = in_layer(&tensor.name) else { continue };
         let layer = layers.entry(layer).or_default();
         if name == LEGACY {
@@ -88,7 +90,7 @@ pub fn lint(model: &Model) -> Vec<Finding> {
         layer.nextn |= name.starts_with("nextn.");
     }
     let mtp = model.mtp_layers();
-    let mut lint = Lint { model, layers, mtp, found: Vec::new(), by_layer: BTreeMap::new() };
+    let mut lint = Lint { model, gguf, layers, mtp, found: Vec::new(), by_layer: BTreeMap::new() };
     lint.count();
     lint.weights();
     lint.layout();
@@ -121,7 +123,7 @@ impl Lint<'_> {
     /// Integers of a key; of one that has another type, a warning.
     fn ints(&mut self, name: &str) -> Option<Vec<u64>> {
         let key = self.key(name);
-        match self.model.gguf.metadata().u64_or_array(&key) {
+        match self.gguf.metadata().u64_or_array(&key) {
             Ok(values) => values,
             Err(e) => {
                 self.metadata(Severity::Warning, format!("{key}: {}", e.problem()));
@@ -207,7 +209,7 @@ impl Lint<'_> {
                     continue;
                 }
                 let name = if from_kv_b { LEGACY } else { w.row().gguf };
-                if let Some(error) = self.model.gguf.damage(tensor) {
+                if let Some(error) = self.gguf.damage(tensor) {
                     found.push((n, Severity::Defect, format!("blk.*.{name} ({w}): {}", error.problem())));
                     continue;
                 }
@@ -275,7 +277,7 @@ impl Lint<'_> {
         let legacy = of(&|l| l.legacy());
         let both =
             of(&|l| l.kv_b.is_some() && (l.get(Weight::WUk).is_some() || l.get(Weight::WUv).is_some()));
-        let mla_keys = self.model.gguf.metadata().get(&self.key("attention.key_length_mla")).is_some();
+        let mla_keys = self.gguf.metadata().get(&self.key("attention.key_length_mla")).is_some();
         if !both.is_empty() {
             let what = format!(
                 "both layouts: {LEGACY} beside the split attn_k_b and attn_v_b, with values of their own. `run` takes attn_k_b where it is there; llama.cpp refuses such a file"
@@ -334,7 +336,7 @@ impl Lint<'_> {
     /// Lengths in the metadata that nothing here is read by, but that others read.
     fn lengths(&mut self) {
         let g = self.model.geometry;
-        let mla_keys = self.model.gguf.metadata().get(&self.key("attention.key_length_mla")).is_some();
+        let mla_keys = self.gguf.metadata().get(&self.key("attention.key_length_mla")).is_some();
         let wanted = [
             ("attention.key_length", g.cache(), "kv_lora_rank + rope.dimension_count"),
             ("attention.value_length", g.latent, "kv_lora_rank"),
@@ -346,7 +348,7 @@ impl Lint<'_> {
                 self.metadata(Severity::Warning, what);
             }
         }
-        let embedding = self.model.gguf.tensor("token_embd.weight").and_then(|t| t.dims.first().copied());
+        let embedding = self.gguf.tensor("token_embd.weight").and_then(|t| t.dims.first().copied());
         if let Some(found) = embedding.filter(|n| *n != g.hidden as u64) {
             let what = format!(
                 "{} is {}, but token_embd.weight has rows of {found}",
@@ -359,7 +361,7 @@ impl Lint<'_> {
 
     /// general.file_type against the types of the tensors.
     fn file_type(&mut self) {
-        let gguf = &self.model.gguf;
+        let gguf = self.gguf;
         let id = match gguf.metadata().u64("general.file_type") {
             Ok(Some(id)) => id,
             Ok(None) => return,
@@ -380,7 +382,7 @@ impl Lint<'_> {
     /// What the reader of the container found odd, a kind once.
     fn container(&mut self) {
         let mut kinds: Vec<(&crate::gguf::Warning, usize)> = Vec::new();
-        for warning in self.model.gguf.warnings() {
+        for warning in self.gguf.warnings() {
             let kind = std::mem::discriminant(&warning.notice);
             match kinds.iter_mut().find(|(w, _)| std::mem::discriminant(&w.notice) == kind) {
                 Some((_, more)) => *more += 1,

@@ -13,16 +13,18 @@ mod glm_dsa;
 mod grid;
 pub mod lint;
 mod read;
+mod source;
 mod weights;
 
 pub use choose::{Chosen, among, choose};
 pub use convention::{Convention, Numbers, Yarn};
 pub use grid::Grid;
+pub use source::{Held, Source, Taken};
 pub use weights::{LEGACY, LayerWeights, Layout, Stored};
 
 use crate::gguf::{Gguf, GgufError};
 use arch::Architecture;
-use mla_reference::{Geometry, Spec, Weight, Weights};
+use mla_reference::{Geometry, Spec, Weights};
 use std::ops::Range;
 use std::path::Path;
 
@@ -101,7 +103,7 @@ impl Default for Reading {
 
 /// A model file whose metadata made sense.
 pub struct Model {
-    gguf: Gguf,
+    source: Source,
     /// Row of the table of architectures.
     pub arch: &'static Architecture,
     /// Widths.
@@ -110,6 +112,8 @@ pub struct Model {
     pub numbers: Numbers,
     /// Layers of the file, MTP layers included.
     pub blocks: usize,
+    /// How many of them, the last ones, are for multi-token prediction.
+    mtp: usize,
     /// Keys that a sparse indexer keeps, where there is one.
     pub top_k: Option<usize>,
     /// Length the model was made for.
@@ -122,14 +126,21 @@ impl Model {
         read::model(Gguf::open(path)?)
     }
 
-    /// The container.
-    pub fn gguf(&self) -> &Gguf {
-        &self.gguf
+    /// The container, where it is a GGUF file.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        match &self.source {
+            Source::Gguf(gguf) => Some(gguf),
+        }
     }
 
-    /// Path of the first part.
+    /// The container.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// What to name in messages: path of the first part.
     pub fn file(&self) -> String {
-        read::file(&self.gguf)
+        self.source.path().display().to_string()
     }
 
     /// What a convention makes of the file.
@@ -140,20 +151,15 @@ impl Model {
     /// Layers with MLA attention, in order.
     pub fn mla_layers(&self) -> Vec<usize> {
         // One pass over the tensors: block_count is the file's word, and may be anything.
-        let layers = self.gguf.tensors().iter().filter_map(|t| in_layer(&t.name));
-        let mut with: Vec<usize> = layers
-            .filter(|(n, name)| *n < self.blocks && *name == Weight::WKvA.row().gguf)
-            .map(|l| l.0)
-            .collect();
+        let mut with = self.source.layers();
+        with.retain(|n| *n < self.blocks);
         with.sort_unstable();
         with
     }
 
     /// Layers for multi-token prediction: the last ones, where the metadata counts any.
     pub fn mtp_layers(&self) -> Range<usize> {
-        let count = self.gguf.metadata().u64(&format!("{}.nextn_predict_layers", self.arch.name));
-        let count = usize::try_from(count.ok().flatten().unwrap_or(0)).unwrap_or(usize::MAX);
-        self.blocks.saturating_sub(count)..self.blocks
+        self.blocks.saturating_sub(self.mtp)..self.blocks
     }
 
     /// The weights of a layer, every shape checked.
@@ -162,7 +168,7 @@ impl Model {
         if !with.contains(&layer) {
             return Err(ModelError::NoSuchLayer { layer, file: self.file(), with: list(&with) });
         }
-        LayerWeights::load(&self.gguf, layer, &self.geometry)
+        LayerWeights::load(&self.source, layer, &self.geometry)
     }
 }
 

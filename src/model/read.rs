@@ -1,7 +1,7 @@
 /*! Reading the metadata of an MLA model: keys, their defaults, and what contradicts itself. */
 
 use super::arch::{self, ARCHITECTURES, Architecture};
-use super::{Model, ModelError, Numbers, Yarn};
+use super::{Model, ModelError, Numbers, Source, Yarn};
 use crate::gguf::Gguf;
 use mla_reference::{Geometry, Temperature};
 
@@ -80,7 +80,9 @@ pub(super) fn model(gguf: Gguf) -> Result<Model, ModelError> {
         return Err(keys.missing("attention.indexer.top_k", "keys that the sparse indexer keeps"));
     }
     let context_length = keys.int("context_length")?.map(|v| v as u64);
-    Ok(Model { arch, geometry, numbers, blocks, top_k, context_length, gguf })
+    let mtp = gguf.metadata().u64(&keys.key("nextn_predict_layers")).ok().flatten().unwrap_or(0);
+    let mtp = usize::try_from(mtp).unwrap_or(usize::MAX);
+    Ok(Model { arch, geometry, numbers, blocks, mtp, top_k, context_length, source: Source::Gguf(gguf) })
 }
 
 fn geometry(keys: &Keys) -> Result<Geometry, ModelError> {

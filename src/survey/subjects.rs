@@ -1,10 +1,10 @@
 //! Which tensors of a model are looked at, and how their elements belong to heads.
 
 use super::{Heads, Subject};
-use crate::gguf::TensorInfo;
-use crate::model::{LEGACY, Model, in_layer};
-use mla_reference::product::Blocks;
-use mla_reference::{Geometry, WEIGHTS, Weight};
+use crate::gguf::{Gguf, TensorInfo};
+use crate::model::{Held, Model, in_layer};
+use mla_reference::product::{Blocks, Rows};
+use mla_reference::{Geometry, Weight};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -24,58 +24,67 @@ pub fn attention<'a>(model: &'a Model, layers: &[usize]) -> (Vec<Subject<'a>>, V
     let (mut found, mut unread) = (Vec::new(), Vec::new());
     let g = &model.geometry;
     for &layer in layers {
-        let names = WEIGHTS.iter().filter(|r| r.weight.exists(g)).map(|r| (r.weight, r.gguf));
-        // attn_kv_b holds both; it is looked at as what it is mostly taken for.
-        for (role, gguf) in names.chain([(Weight::WUk, LEGACY)]) {
-            let Some(info) = model.gguf().tensor(&format!("blk.{layer}.{gguf}")) else { continue };
-            let (heads, groups) = heads(role, gguf == LEGACY, g);
-            match subject(model, info, Some(layer), Some(role), heads, groups) {
-                Ok(subject) => found.push(subject),
-                Err(e) => unread.push(e),
+        let own = Weight::ALL.iter().filter(|w| w.exists(g)).map(|w| Held::Weight(*w));
+        // kv_b holds both; it is looked at once.
+        for held in own.chain([Held::KvB(Weight::WUk)]).filter(|h| model.source().holds(layer, *h)) {
+            let (role, kv_b) = held.weight();
+            let (heads, groups) = heads(role, kv_b, g);
+            match model.source().take(layer, held, g) {
+                Ok(taken) => found.push(Subject {
+                    name: taken.tensor,
+                    layer: Some(layer),
+                    role: Some(role),
+                    ty: taken.ty,
+                    bytes: stored(taken.rows.as_ref()),
+                    values: taken.rows,
+                    heads,
+                    groups,
+                }),
+                Err(e) => unread.push(Unread {
+                    name: format!("{role} of layer {layer}"),
+                    role: Some(role),
+                    why: e.to_string().lines().next().unwrap_or_default().to_string(),
+                }),
             }
         }
     }
     (found, unread)
 }
 
-/// Every other tensor of the file.
+/// Every other tensor of a GGUF file.
 pub fn others<'a>(model: &'a Model, but: &[Subject]) -> (Vec<Subject<'a>>, Vec<Unread>) {
-    let known: BTreeSet<&str> = but.iter().map(|s| s.name.as_str()).collect();
     let (mut found, mut unread) = (Vec::new(), Vec::new());
-    for info in model.gguf().tensors().iter().filter(|t| !known.contains(t.name.as_str())) {
-        let layer = in_layer(&info.name).map(|l| l.0);
-        match subject(model, info, layer, None, Heads::None, ["all", ""]) {
+    let Some(gguf) = model.gguf() else { return (found, unread) };
+    let known: BTreeSet<&str> = but.iter().map(|s| s.name.as_str()).collect();
+    for info in gguf.tensors().iter().filter(|t| !known.contains(t.name.as_str())) {
+        match other(gguf, info) {
             Ok(subject) => found.push(subject),
-            Err(e) => unread.push(e),
+            Err(why) => unread.push(Unread { name: info.name.clone(), role: None, why }),
         }
     }
     (found, unread)
 }
 
-fn subject<'a>(
-    model: &'a Model,
-    info: &TensorInfo,
-    layer: Option<usize>,
-    role: Option<Weight>,
-    heads: Heads,
-    groups: [&'static str; 2],
-) -> Result<Subject<'a>, Unread> {
-    let unread = |why: String| Unread { name: info.name.clone(), role, why };
-    let bytes = model.gguf().bytes(info).map_err(|e| unread(e.problem().to_string()))?;
-    let ty = info.ty.known().ok_or_else(|| unread(format!("its type is {}", info.ty)))?;
+fn other<'a>(gguf: &'a Gguf, info: &TensorInfo) -> Result<Subject<'a>, String> {
+    let bytes = gguf.bytes(info).map_err(|e| e.problem().to_string())?;
+    let ty = info.ty.known().ok_or_else(|| format!("its type is {}", info.ty))?;
     let cols = info.dims.first().and_then(|n| usize::try_from(*n).ok()).unwrap_or(0);
-    let values = Blocks::new(ty, bytes, cols).map_err(|e| unread(e.to_string()))?;
-    let (name, ty) = (info.name.clone(), info.ty.to_string());
-    let bytes = bytes.len() as u64;
-    // A tensor of another shape than its metadata says has no heads to speak of; the lints say so.
-    let whole = info.dims.iter().product::<u64>();
-    let fits = match heads {
-        Heads::None => true,
-        Heads::Rows { each, .. } => each > 0 && (whole / cols.max(1) as u64).is_multiple_of(each as u64),
-        Heads::Columns { each } => each > 0 && cols.is_multiple_of(each),
-    };
-    let (heads, groups) = if fits { (heads, groups) } else { (Heads::None, ["all", ""]) };
-    Ok(Subject { name, layer, role, ty, bytes, values: Box::new(values), heads, groups })
+    let values = Blocks::new(ty, bytes, cols).map_err(|e| e.to_string())?;
+    Ok(Subject {
+        name: info.name.clone(),
+        layer: in_layer(&info.name).map(|l| l.0),
+        role: None,
+        ty: info.ty.to_string(),
+        bytes: bytes.len() as u64,
+        values: Box::new(values),
+        heads: Heads::None,
+        groups: ["all", ""],
+    })
+}
+
+/// Bytes as they lie in the file; of what is no ggml blocks, those of its values.
+fn stored(rows: &dyn Rows) -> u64 {
+    rows.stored().map_or(8 * rows.rows() * rows.cols(), |(_, bytes)| bytes.len()) as u64
 }
 
 /// Which rows or columns of a weight are a head's, and what its two groups of rows are called.
