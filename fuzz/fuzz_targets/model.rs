@@ -1,4 +1,5 @@
-//! Bytes as a model file: container, metadata, model, lint, weights, one decoded row of each.
+//! Bytes as a model file: container, metadata, model, lint, weights, one decoded row of
+//! each, and the survey of all values.
 
 #![no_main]
 
@@ -21,6 +22,6 @@ fn file() -> &'static PathBuf {
 
 fuzz_target!(|data: &[u8]| {
     if std::fs::write(file(), data).is_ok() {
-        walk::everything(file());
+        walk::everything(file(), true);
     }
 });

@@ -3,7 +3,8 @@ Heads and layers whose norms stand out, by robust statistics over the model.
 
 **What is compared.** Norms of the same group of elements (the rope rows of `w_q_b`, the rows of a head of `w_uv` …).
 A head is compared with the other heads of its layer: r = ln norm − median over the layer's heads of ln norm. A layer is
-compared with the two layers on each side: r = ln norm − median over these neighbours, since norms drift with depth.
+compared with the two layers on each side: r = ln norm − median over these neighbours, since norms drift with depth;
+its norm is that of its median head, so that one odd head does not make an odd layer.
 
 **The threshold.** Trained weights do not have normal tails, so none are assumed: only that |r| has tails no heavier than
 exponential, P(|r| > t) = exp(−t/b). Its median is b·ln 2, and the median over the model of |r| (the MAD, which up to
@@ -63,7 +64,7 @@ pub struct Odd {
     pub layer: usize,
     /// Head; None: the layer as a whole.
     pub head: Option<usize>,
-    /// Its L2 norm.
+    /// Its L2 norm; of a layer, that of its median head.
     pub norm: f64,
     /// What the norm would be by what it was compared with.
     pub typical: f64,
@@ -144,8 +145,7 @@ fn heads(group: &Group) -> Vec<Value> {
 }
 
 fn layers(group: &Group) -> Vec<Value> {
-    let norms: Vec<f64> =
-        group.layers.iter().map(|(_, heads)| heads.iter().map(|n| n * n).sum::<f64>().sqrt()).collect();
+    let norms: Vec<f64> = group.layers.iter().map(|(_, heads)| median(heads.clone())).collect();
     // Too few to be neighbours and ends at once.
     if norms.len() <= 2 * NEIGHBOURS {
         return Vec::new();

@@ -4,7 +4,7 @@
 use mla_check::gguf::Gguf;
 use mla_check::model::lint::lint;
 use mla_check::model::{Convention, Model, Reading};
-use mla_reference::product::Rows;
+use mla_check::survey;
 use mla_reference::{Weight, Weights};
 use std::path::Path;
 
@@ -21,8 +21,8 @@ pub struct Reached {
     pub sum: u64,
 }
 
-/// Asks for everything; every error is put into words.
-pub fn everything(path: &Path) -> Reached {
+/// Asks for everything; every error is put into words. `values`: the survey of all values too.
+pub fn everything(path: &Path, values: bool) -> Reached {
     let mut r = Reached::default();
     match Gguf::open(path) {
         Ok(gguf) => {
@@ -35,6 +35,13 @@ pub fn everything(path: &Path) -> Reached {
         Ok(model) => {
             r.model = true;
             layers(&model, &mut r);
+            if values {
+                let layers: Vec<usize> = model.mla_layers().into_iter().take(4).collect();
+                let (mut subjects, unread) = survey::attention(&model, &layers);
+                subjects.extend(survey::others(&model, &subjects).0);
+                let found = survey::survey(&subjects, unread, &|_| ());
+                r.sum += survey::findings(&found).iter().map(|f| f.what.len() as u64).sum::<u64>();
+            }
         }
         Err(e) => r.sum += e.to_string().len() as u64,
     }
@@ -53,7 +60,7 @@ fn container(gguf: &Gguf, sum: &mut u64) {
     for tensor in gguf.tensors() {
         add(tensor.elements() as usize);
         match gguf.bytes(tensor) {
-            Ok(bytes) => add(bytes.iter().map(|b| usize::from(*b)).sum()),
+            Ok(bytes) => add(usize::from(bytes[0]) + usize::from(bytes[bytes.len() - 1])),
             Err(e) => add(e.to_string().len()),
         }
     }
