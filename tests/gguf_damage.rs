@@ -264,6 +264,46 @@ fn cases() -> Vec<(&'static str, Vec<u8>, Verdict)> {
     ]
 }
 
+/// Rows of the list whose cases are not in [`cases`]: a test's file, and what the case says there.
+const ELSEWHERE: &[(u32, &str, &str)] = &[
+    (39, HERE, "39 over parts"),
+    (62, HERE, "fn odd_splits_are_warned_of"),
+    (63, HERE, "63 missing"),
+    (64, HERE, "64 part 1 missing"),
+    (65, HERE, "65 total"),
+    (66, INSPECT, r#"d.set("attention.kv_lora_rank", 512u64)"#),
+    (67, INSPECT, r#"d.unset("attention.value_length_mla")"#),
+    (68, INSPECT, "only attn_kv_b.weight, but the metadata has key_length_mla"),
+    (69, INSPECT, "it looks transposed"),
+    (70, INSPECT, "attn_k_b is square"),
+    (71, INSPECT, r#"d.set("attention.head_count", 3u32)"#),
+    (72, INSPECT, r#"d.set("rope.dimension_count", 63u32)"#),
+    (73, DATA, "32 NaN and 0 infinite values in 1 of 36864 blocks"),
+    (74, DATA, "all its bytes are zero"),
+    (75, HERE, "75 swapped"),
+    (76, HERE, "fn a_file_cut_while_it_is_read_ends_in_words"),
+    (77, INSPECT, "is no weight of this architecture's attention"),
+    (78, INSPECT, "layers 1 lie beyond block_count 1"),
+];
+const HERE: &str = include_str!("gguf_damage.rs");
+const INSPECT: &str = include_str!("cli_inspect.rs");
+const DATA: &str = include_str!("cli_data.rs");
+
+/// Every row of the list of damages has a case somewhere.
+#[test]
+fn every_row_has_a_case() {
+    let number = |name: &str| name.split(' ').next().and_then(|n| n.parse::<u32>().ok());
+    let mut rows: std::collections::BTreeSet<u32> = cases().iter().filter_map(|c| number(c.0)).collect();
+    for (row, file, says) in ELSEWHERE {
+        // In this file the list itself is one occurrence.
+        let least = if *file == HERE { 2 } else { 1 };
+        assert!(file.matches(says).count() >= least, "row {row}: {says:?} is gone");
+        rows.insert(*row);
+    }
+    let missing: Vec<u32> = (1..=78).filter(|row| !rows.contains(row)).collect();
+    assert!(missing.is_empty(), "no case of rows {missing:?}");
+}
+
 fn open(folder: &Path, bytes: &[u8]) -> Result<Gguf, Box<dyn Error>> {
     let path = folder.join("model.gguf");
     std::fs::write(&path, bytes)?;
