@@ -13,7 +13,7 @@ mod conventions;
 mod file_type;
 
 use super::weights::{LEGACY, dims};
-use super::{Model, in_layer, list};
+use super::{Model, in_layer, list, scale};
 use crate::gguf::{Gguf, TensorInfo};
 use mla_reference::{WEIGHTS, Weight, dequant};
 use serde::Serialize;
@@ -236,9 +236,11 @@ impl Lint<'_> {
                     );
                     found.push((n, Severity::Defect, what));
                 }
+                found
+                    .extend(scale::finding(self.gguf, tensor, w).map(|(severity, what)| (n, severity, what)));
                 if !tensor.ty.known().is_some_and(dequant::is_supported) {
                     let what = format!(
-                        "blk.*.{name} has type {}, which can't be decoded yet: `run` can't judge this layer",
+                        "blk.*.{name} has type {}, which can't be decoded: `run` can't judge this layer",
                         tensor.ty
                     );
                     found.push((n, Severity::Warning, what));

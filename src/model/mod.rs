@@ -13,6 +13,7 @@ mod glm_dsa;
 mod grid;
 pub mod lint;
 mod read;
+mod scale;
 mod source;
 mod weights;
 
@@ -72,9 +73,15 @@ pub enum ModelError {
     )]
     #[allow(missing_docs)]
     WrongShape { tensor: String, file: String, found: Vec<u64>, wanted: Vec<u64>, role: String },
+    /// The scale of a weight is something else.
+    #[error(
+        "{scale} has {found}: it should be the scale of {tensor}, one F32\n  where: {file}\n  do: convert the model again"
+    )]
+    #[allow(missing_docs)]
+    WrongScale { scale: String, tensor: String, found: String, file: String },
     /// A weight's type can't be decoded.
     #[error(
-        "tensor {tensor} has type {ty}, which can't be decoded yet\n  where: {file}\n  do: use a file whose attention weights are among {supported}"
+        "tensor {tensor} has type {ty}, which can't be decoded\n  where: {file}\n  do: use a file whose attention weights are among {supported}"
     )]
     #[allow(missing_docs)]
     UnsupportedType { tensor: String, ty: String, file: String, supported: String },

@@ -7,11 +7,11 @@ copied: values are decoded from the mapped file on demand (the legacy w_uk, a fe
 kept transposed).
 */
 
-use super::ModelError;
 use super::source::{Held, Source, Taken};
+use super::{ModelError, scale};
 use crate::gguf::{Gguf, TensorInfo};
 use mla_reference::dequant;
-use mla_reference::product::{Blocks, Rows};
+use mla_reference::product::{Blocks, Rows, Scaled};
 use mla_reference::rows::dense;
 use mla_reference::{Geometry, Weight, Weights};
 use std::sync::OnceLock;
@@ -106,8 +106,12 @@ pub(super) fn from_gguf<'a>(
     })?;
     let (_, cols) = matrix(weight, g, from_kv_b);
     check_shape(gguf, info, weight, g, from_kv_b)?;
-    let rows = Box::new(blocks(gguf, info, cols)?);
-    Ok(Taken { tensor: name, ty: info.ty.to_string(), rows })
+    let rows = blocks(gguf, info, cols)?;
+    let (ty, rows): (String, Box<dyn Rows>) = match scale::of(gguf, &name, || file(gguf))? {
+        None => (info.ty.to_string(), Box::new(rows)),
+        Some(scale) => (format!("{} scaled", info.ty), Box::new(Scaled { rows, scale })),
+    };
+    Ok(Taken { tensor: name, ty, rows })
 }
 
 /// Name of a layer's tensor in a GGUF file.
