@@ -25,8 +25,9 @@ fn one_thread(bencher: Bencher, ty: GgmlType) {
     let row = COLS / ty.block_elements() * ty.block_bytes();
     let rows = (16 << 20) / row / 192 * 192;
     // Bytes whose bits never make an infinite or NaN scale.
-    let bytes: Vec<u8> =
-        (0..(rows * row) as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8 & 0x3b).collect();
+    let bytes: Vec<u8> = (0..(rows * row) as u64)
+        .map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8 & 0x3b)
+        .collect();
     let subject = Subject {
         name: "blk.0.attn_q_b.weight".into(),
         layer: Some(0),

@@ -1,6 +1,7 @@
 //! `inspect --data`: what is planted in a file's values is found and named, what is healthy lists nothing.
 
 #[path = "common/sparse.rs"]
+#[allow(dead_code)]
 mod sparse;
 
 use mla_check::gguf::Gguf;

@@ -31,11 +31,11 @@ pub fn attention<'a>(model: &'a Model, layers: &[usize]) -> (Vec<Subject<'a>>, V
             let (heads, groups) = heads(role, kv_b, g);
             match model.source().take(layer, held, g) {
                 Ok(taken) => found.push(Subject {
-                    name: taken.tensor,
                     layer: Some(layer),
                     role: Some(role),
                     ty: taken.ty,
-                    bytes: stored(taken.rows.as_ref()),
+                    bytes: stored(model, &taken.tensor, taken.rows.as_ref()),
+                    name: taken.tensor,
                     values: taken.rows,
                     heads,
                     groups,
@@ -82,9 +82,10 @@ fn other<'a>(gguf: &'a Gguf, info: &TensorInfo) -> Result<Subject<'a>, String> {
     })
 }
 
-/// Bytes as they lie in the file; of what is no ggml blocks, those of its values.
-fn stored(rows: &dyn Rows) -> u64 {
-    rows.stored().map_or(8 * rows.rows() * rows.cols(), |(_, bytes)| bytes.len()) as u64
+/// Bytes as they lie in the file; where that can't be said, those of its values in 16 bits.
+fn stored(model: &Model, tensor: &str, rows: &dyn Rows) -> u64 {
+    let info = model.gguf().and_then(|g| g.tensor(tensor)?.size);
+    info.unwrap_or(2 * rows.rows() as u64 * rows.cols() as u64)
 }
 
 /// Which rows or columns of a weight are a head's, and what its two groups of rows are called.
