@@ -93,7 +93,7 @@ impl Setup {
         Setup {
             engine: options.engine.name().into(),
             architecture: model.arch.name.into(),
-            bytes: model.gguf().parts().iter().map(|p| p.length()).collect(),
+            bytes: model.source().files().into_iter().map(|f| f.1).collect(),
             layers: layers.to_vec(),
             forms: options.forms.clone(),
             batch: options.batch.to_string(),

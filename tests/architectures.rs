@@ -242,11 +242,9 @@ fn weights_that_a_file_holds_twice_are_held_against_each_other() {
     let swapped: Alter = |rows| (0..256).for_each(|i| rows.swap(i, 256 + i));
     let element: Alter = |rows| rows[256 + 3][7] = 40.0 * rows[256 + 3][7].abs().max(0.01);
     let louder: Alter = |rows| rows[128..256].iter_mut().flatten().for_each(|x| *x *= 1.3);
-    for (what, alter, of_k, of_v) in [
-        ("swapped", swapped, true, true),
-        ("element", element, true, false),
-        ("louder", louder, false, true),
-    ] {
+    for (what, alter, of_k, of_v) in
+        [("swapped", swapped, true, true), ("element", element, true, false), ("louder", louder, false, true)]
+    {
         let model = Model::open(&held_twice(dir.path(), alter)).unwrap();
         let [k, v] = model.held_twice(0).unwrap().try_into().unwrap();
         assert_eq!((k.too_far(), v.too_far()), (of_k, of_v), "{what}: {k} / {v}");

@@ -457,7 +457,7 @@ fn underflow_is_no_fault() {
 fn weights_that_are_not_numbers_give_no_verdict() {
     let mut bytes = std::fs::read(fixture(GLM)).unwrap();
     let model = mla_check::model::Model::open(&fixture(GLM)).unwrap();
-    let at = model.gguf().tensor("blk.0.attn_q_a_norm.weight").unwrap().offset as usize;
+    let at = model.gguf().unwrap().tensor("blk.0.attn_q_a_norm.weight").unwrap().offset as usize;
     bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("nan.gguf");

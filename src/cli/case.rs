@@ -79,8 +79,8 @@ pub fn main(args: &CaseArgs, out: &mut Output) -> Result<u8, Failure> {
     let batch: Batch = args.batch.parse().map_err(Failure::input)?;
     run::threads(args.threads)?;
     let model = Model::open(&args.model).map_err(Failure::input)?;
-    for w in model.gguf().warnings() {
-        out.warn(&w.to_string());
+    for w in model.source().warnings() {
+        out.warn(&w);
     }
     run::session(args.n_ctx, &model, &batch, out)?;
     run::attention(args.attention, &model, &batch, out)?;

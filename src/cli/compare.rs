@@ -149,8 +149,8 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
         wanted_all.extend(wanted(args, other, args.other_map.as_deref())?);
     }
     let model = Model::open(model).map_err(Failure::input)?;
-    for w in model.gguf().warnings() {
-        out.warn(&w.to_string());
+    for w in model.source().warnings() {
+        out.warn(&w);
     }
     if log {
         return norms::main(&model, args.dump(), args.layer, args.bisect, out);

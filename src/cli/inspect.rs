@@ -3,7 +3,7 @@
 use super::layers;
 use super::out::{Failure, Output};
 use super::text::{escape, short, size, wrap};
-use crate::gguf::{TensorInfo, Value};
+use crate::gguf::{Gguf, TensorInfo, Value};
 use crate::judge::Verdict;
 use crate::model::arch::Rotation;
 use crate::model::lint::{Finding, Severity, lint};
@@ -157,7 +157,8 @@ pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
         Some(asked) => layers::choose(asked, &model, out)?,
         None => mla.iter().take(1).copied().collect(),
     };
-    let report = report(&model, mla, &shown, args);
+    let Some(gguf) = model.gguf() else { return Ok(0) };
+    let report = report(&model, gguf, mla, &shown, args);
     let defects = count(&report, Severity::Defect);
     if out.json() {
         out.print_json(&report)?;
@@ -170,8 +171,7 @@ pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
     Ok(if defects > 0 { Verdict::Fault } else { Verdict::Exact }.exit(false))
 }
 
-fn report(model: &Model, mla_layers: Vec<usize>, shown: &[usize], args: &InspectArgs) -> Report {
-    let gguf = model.gguf();
+fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], args: &InspectArgs) -> Report {
     let files: Vec<FileReport> = gguf
         .parts()
         .iter()
@@ -208,7 +208,7 @@ fn report(model: &Model, mla_layers: Vec<usize>, shown: &[usize], args: &Inspect
         geometry: model.geometry,
         layers: model.blocks,
         mla_layers,
-        mtp_layers: gguf_layers(model),
+        mtp_layers: gguf_layers(model, gguf),
         eps: n.eps,
         rope_theta: n.theta,
         rotates: model.arch.rotation != Rotation::None,
@@ -240,7 +240,7 @@ fn report(model: &Model, mla_layers: Vec<usize>, shown: &[usize], args: &Inspect
         top_k: model.top_k,
         context_length: model.context_length,
         attention_types,
-        weights: shown.iter().map(|l| layer(model, *l)).collect(),
+        weights: shown.iter().map(|l| layer(model, gguf, *l)).collect(),
         tensors: args.tensors.then(|| gguf.tensors().iter().map(TensorReport::from).collect()),
         held_twice,
         findings,
@@ -252,8 +252,13 @@ fn report(model: &Model, mla_layers: Vec<usize>, shown: &[usize], args: &Inspect
 fn findings(model: &Model, shown: &[usize]) -> (Vec<Finding>, Vec<Difference>) {
     let (mut findings, mut twice) = (lint(model), Vec::new());
     for &n in shown {
-        // What can't be read is a finding of the headers.
-        for d in model.held_twice(n).unwrap_or_default() {
+        let all = model.held_twice(n).unwrap_or_else(|e| {
+            let what = e.to_string();
+            let what = format!("not used, and not compared: {}", what.lines().next().unwrap_or_default());
+            findings.push(Finding { severity: Severity::Warning, what, place: format!("layer {n}") });
+            Vec::new()
+        });
+        for d in all {
             let severity = if d.too_far() { Severity::Warning } else { Severity::Note };
             findings.push(Finding { severity, what: d.to_string(), place: format!("layer {n}") });
             twice.push(d);
@@ -264,16 +269,16 @@ fn findings(model: &Model, shown: &[usize]) -> (Vec<Finding>, Vec<Difference>) {
 }
 
 /// Layers for multi-token prediction that are in the file.
-fn gguf_layers(model: &Model) -> Vec<usize> {
+fn gguf_layers(model: &Model, gguf: &Gguf) -> Vec<usize> {
     let mtp = model.mtp_layers();
-    let layers = model.gguf().tensors().iter().filter_map(|t| crate::model::in_layer(&t.name));
+    let layers = gguf.tensors().iter().filter_map(|t| crate::model::in_layer(&t.name));
     let layers: std::collections::BTreeSet<usize> = layers.map(|l| l.0).filter(|n| mtp.contains(n)).collect();
     layers.into_iter().collect()
 }
 
 /// The tensors behind each role of a layer.
-fn layer(model: &Model, layer: usize) -> LayerReport {
-    let find = |name: &str| model.gguf().tensor(&format!("blk.{layer}.{name}"));
+fn layer(model: &Model, gguf: &Gguf, layer: usize) -> LayerReport {
+    let find = |name: &str| gguf.tensor(&format!("blk.{layer}.{name}"));
     let legacy = find(Weight::WUk.row().gguf).is_none();
     let weights = Weight::ALL.iter().filter(|w| w.exists(&model.geometry)).map(|&role| {
         let kv_b = legacy && matches!(role, Weight::WUk | Weight::WUv);

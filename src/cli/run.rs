@@ -311,8 +311,8 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
     };
     threads(args.threads)?;
     let model = args.open()?;
-    for w in model.gguf().warnings() {
-        out.warn(&w.to_string());
+    for w in model.source().warnings() {
+        out.warn(&w);
     }
     session(args.n_ctx, &model, &options.batch, out)?;
     attention(args.attention, &model, &options.batch, out)?;

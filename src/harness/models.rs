@@ -80,7 +80,7 @@ impl List {
             self.file(&file, asked);
             match self.listed.last().map(|l| &l.content) {
                 Some(Ok((model, _))) => {
-                    known.extend(model.gguf().parts().iter().map(|p| p.path().to_path_buf()));
+                    known.extend(model.source().files().into_iter().map(|f| f.0));
                 }
                 _ => known.extend(siblings(&file)),
             }

@@ -15,7 +15,7 @@ mod file_type;
 use super::arch::{Layers, Query, Widths};
 use super::weights::{LEGACY, dims};
 use super::{Model, in_layer, list};
-use crate::gguf::TensorInfo;
+use crate::gguf::{Gguf, TensorInfo};
 use mla_reference::{WEIGHTS, Weight, dequant};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,6 +67,7 @@ impl<'a> InLayer<'a> {
 
 struct Lint<'a> {
     model: &'a Model,
+    gguf: &'a Gguf,
     layers: BTreeMap<usize, InLayer<'a>>,
     /// Layers behind the last ordinary one, for multi-token prediction.
     mtp: Range<usize>,
@@ -77,8 +78,9 @@ struct Lint<'a> {
 
 /// All findings, the worst first.
 pub fn lint(model: &Model) -> Vec<Finding> {
+    let Some(gguf) = model.gguf() else { return Vec::new() };
     let mut layers: BTreeMap<usize, InLayer> = BTreeMap::new();
-    for tensor in model.gguf.tensors() {
+    for tensor in gguf.tensors() {
         let Some((layer, name)) = in_layer(&tensor.name) else { continue };
         let layer = layers.entry(layer).or_default();
         if name == LEGACY {
@@ -89,7 +91,7 @@ pub fn lint(model: &Model) -> Vec<Finding> {
         layer.nextn |= name.starts_with("nextn.");
     }
     let mtp = model.mtp_layers();
-    let mut lint = Lint { model, layers, mtp, found: Vec::new(), by_layer: BTreeMap::new() };
+    let mut lint = Lint { model, gguf, layers, mtp, found: Vec::new(), by_layer: BTreeMap::new() };
     if let Some(what) = model.arch.warning() {
         lint.metadata(Severity::Warning, what);
     }
@@ -125,7 +127,7 @@ impl Lint<'_> {
     /// Integers of a key; of one that has another type, a warning.
     fn ints(&mut self, name: &str) -> Option<Vec<u64>> {
         let key = self.key(name);
-        match self.model.gguf.metadata().u64_or_array(&key) {
+        match self.gguf.metadata().u64_or_array(&key) {
             Ok(values) => values,
             Err(e) => {
                 self.metadata(Severity::Warning, format!("{key}: {}", e.problem()));
@@ -302,7 +304,7 @@ impl Lint<'_> {
         let legacy = of(&|l| l.legacy());
         let both =
             of(&|l| l.kv_b.is_some() && (l.get(Weight::WUk).is_some() || l.get(Weight::WUv).is_some()));
-        let mla_keys = self.model.gguf.metadata().get(&self.key("attention.key_length_mla")).is_some();
+        let mla_keys = self.gguf.metadata().get(&self.key("attention.key_length_mla")).is_some();
         if !both.is_empty() {
             let what = format!(
                 "both layouts: {LEGACY} beside the split attn_k_b and attn_v_b, with values of their own. `run` takes attn_k_b where it is there; llama.cpp refuses such a file"
@@ -372,7 +374,7 @@ impl Lint<'_> {
     /// Lengths in the metadata that nothing here is read by, but that others read.
     fn lengths(&mut self) {
         let g = self.model.geometry;
-        let mla_keys = self.model.gguf.metadata().get(&self.key("attention.key_length_mla")).is_some();
+        let mla_keys = self.gguf.metadata().get(&self.key("attention.key_length_mla")).is_some();
         let wanted = [
             ("attention.key_length", g.cache(), "kv_lora_rank + rope.dimension_count"),
             ("attention.value_length", g.latent, "kv_lora_rank"),
@@ -400,7 +402,7 @@ impl Lint<'_> {
             let what = "no rope_factors_short.weight and rope_factors_long.weight: frequencies are taken as they are";
             self.metadata(Severity::Warning, what.into());
         }
-        let embedding = self.model.gguf.tensor("token_embd.weight").and_then(|t| t.dims.first().copied());
+        let embedding = self.gguf.tensor("token_embd.weight").and_then(|t| t.dims.first().copied());
         if let Some(found) = embedding.filter(|n| *n != g.hidden as u64) {
             let what = format!(
                 "{} is {}, but token_embd.weight has rows of {found}",
@@ -413,7 +415,7 @@ impl Lint<'_> {
 
     /// general.file_type against the types of the tensors.
     fn file_type(&mut self) {
-        let gguf = &self.model.gguf;
+        let gguf = self.gguf;
         let id = match gguf.metadata().u64("general.file_type") {
             Ok(Some(id)) => id,
             Ok(None) => return,
@@ -434,7 +436,7 @@ impl Lint<'_> {
     /// What the reader of the container found odd, a kind once.
     fn container(&mut self) {
         let mut kinds: Vec<(&crate::gguf::Warning, usize)> = Vec::new();
-        for warning in self.model.gguf.warnings() {
+        for warning in self.gguf.warnings() {
             let kind = std::mem::discriminant(&warning.notice);
             match kinds.iter_mut().find(|(w, _)| std::mem::discriminant(&w.notice) == kind) {
                 Some((_, more)) => *more += 1,

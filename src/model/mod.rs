@@ -20,6 +20,7 @@ mod mistral4;
 mod plm;
 mod read;
 mod rope;
+mod source;
 mod weights;
 
 pub use both::Difference;
@@ -27,11 +28,12 @@ pub use choose::{Chosen, among, choose};
 pub use convention::{Convention, Numbers};
 pub use grid::Grid;
 pub use rope::{FactorSet, Factors, Yarn};
+pub use source::{Held, Source, Taken};
 pub use weights::{LEGACY, LayerWeights, Layout, Stored};
 
 use crate::gguf::{Gguf, GgufError};
 use arch::{Architecture, Layers};
-use mla_reference::{Geometry, Spec, Weight, Weights};
+use mla_reference::{Geometry, Spec, Weights};
 use std::ops::Range;
 use std::path::Path;
 
@@ -126,7 +128,7 @@ impl Default for Reading {
 
 /// A model file whose metadata made sense.
 pub struct Model {
-    gguf: Gguf,
+    source: Source,
     /// Row of the table of architectures.
     pub arch: &'static Architecture,
     /// Widths.
@@ -137,6 +139,8 @@ pub struct Model {
     pub blocks: usize,
     /// attention.head_count_kv, where it says which layers have MLA attention: one value, or one a layer.
     kv_heads: Option<Vec<u64>>,
+    /// How many of them, the last ones, are for multi-token prediction.
+    mtp: usize,
     /// Keys that a sparse indexer keeps, where there is one.
     pub top_k: Option<usize>,
     /// Length the model was made for.
@@ -149,14 +153,21 @@ impl Model {
         read::model(Gguf::open(path)?)
     }
 
-    /// The container.
-    pub fn gguf(&self) -> &Gguf {
-        &self.gguf
+    /// The container, where it is a GGUF file.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        match &self.source {
+            Source::Gguf(gguf) => Some(gguf),
+        }
     }
 
-    /// Path of the first part.
+    /// The container.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// What to name in messages: path of the first part.
     pub fn file(&self) -> String {
-        read::file(&self.gguf)
+        self.source.path().display().to_string()
     }
 
     /// What a convention makes of the file.
@@ -167,11 +178,8 @@ impl Model {
     /// Layers with MLA attention, in order.
     pub fn mla_layers(&self) -> Vec<usize> {
         // One pass over the tensors: block_count is the file's word, and may be anything.
-        let layers = self.gguf.tensors().iter().filter_map(|t| in_layer(&t.name));
-        let mut with: Vec<usize> = layers
-            .filter(|(n, name)| *n < self.blocks && *name == Weight::WKvA.row().gguf)
-            .map(|l| l.0)
-            .collect();
+        let mut with = self.source.layers();
+        with.retain(|n| *n < self.blocks);
         with.sort_unstable();
         with
     }
@@ -206,29 +214,33 @@ impl Model {
     /// # Errors
     /// Weights that can't be read.
     pub fn held_twice(&self, layer: usize) -> Result<Vec<Difference>, ModelError> {
-        both::differences(&self.gguf, layer, &self.geometry)
+        both::differences(&self.source, layer, &self.geometry)
     }
 
     /// What is to be said of a layer as it is read: what is odd about it, and what was chosen.
-    ///
-    /// # Errors
-    /// Weights that can't be read.
-    pub fn remarks(&self, layer: usize, reading: &Reading) -> Result<(Vec<String>, Vec<String>), ModelError> {
+    pub fn remarks(&self, layer: usize, reading: &Reading) -> (Vec<String>, Vec<String>) {
         let (mut odd, mut notes) = (Vec::new(), Vec::new());
         if let Some(f) = &self.numbers.factors {
             notes.push(f.said(reading.n_ctx));
         }
-        for d in self.held_twice(layer)? {
-            if d.too_far() { odd.push(d.to_string()) } else { notes.push(d.to_string()) }
+        match self.held_twice(layer) {
+            Ok(all) => {
+                for d in all {
+                    if d.too_far() { odd.push(d.to_string()) } else { notes.push(d.to_string()) }
+                }
+            }
+            // What is not needed may be damaged.
+            Err(e) => {
+                let what = e.to_string();
+                odd.push(format!("not used, and not compared: {}", what.lines().next().unwrap_or_default()));
+            }
         }
-        Ok((odd, notes))
+        (odd, notes)
     }
 
     /// Layers for multi-token prediction: the last ones, where the metadata counts any.
     pub fn mtp_layers(&self) -> Range<usize> {
-        let count = self.gguf.metadata().u64(&format!("{}.nextn_predict_layers", self.arch.name));
-        let count = usize::try_from(count.ok().flatten().unwrap_or(0)).unwrap_or(usize::MAX);
-        self.blocks.saturating_sub(count)..self.blocks
+        self.blocks.saturating_sub(self.mtp)..self.blocks
     }
 
     /// The weights of a layer, every shape checked.
@@ -237,7 +249,7 @@ impl Model {
         if !with.contains(&layer) {
             return Err(ModelError::NoSuchLayer { layer, file: self.file(), with: list(&with) });
         }
-        LayerWeights::load(&self.gguf, layer, &self.geometry)
+        LayerWeights::load(&self.source, layer, &self.geometry)
     }
 }
 

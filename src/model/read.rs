@@ -2,7 +2,7 @@
 
 use super::arch::{self, ARCHITECTURES, Architecture, Layers, NoValueLength, Query, Widths};
 use super::weights::blocks;
-use super::{Factors, Model, ModelError, Numbers, Yarn};
+use super::{Factors, Model, ModelError, Numbers, Source, Yarn};
 use crate::gguf::Gguf;
 use mla_reference::rows::dense;
 use mla_reference::{Geometry, Temperature};
@@ -84,7 +84,10 @@ pub(super) fn model(gguf: Gguf) -> Result<Model, ModelError> {
         return Err(keys.missing("attention.indexer.top_k", "keys that the sparse indexer keeps"));
     }
     let context_length = keys.int("context_length")?.map(|v| v as u64);
-    Ok(Model { arch, geometry, numbers, blocks, kv_heads, top_k, context_length, gguf })
+    let mtp = gguf.metadata().u64(&keys.key("nextn_predict_layers")).ok().flatten().unwrap_or(0);
+    let mtp = usize::try_from(mtp).unwrap_or(usize::MAX);
+    let source = Source::Gguf(gguf);
+    Ok(Model { arch, geometry, numbers, blocks, kv_heads, mtp, top_k, context_length, source })
 }
 
 fn geometry(keys: &Keys) -> Result<Geometry, ModelError> {

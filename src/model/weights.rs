@@ -8,6 +8,7 @@ kept transposed).
 */
 
 use super::ModelError;
+use super::source::{Held, Source, Taken};
 use crate::gguf::{Gguf, TensorInfo};
 use mla_reference::dequant;
 use mla_reference::product::{Blocks, Rows};
@@ -57,8 +58,12 @@ impl Weights for LayerWeights<'_> {
 
 impl<'a> LayerWeights<'a> {
     /// Finds and checks every weight of a layer.
-    pub fn load(gguf: &'a Gguf, layer: usize, g: &Geometry) -> Result<LayerWeights<'a>, ModelError> {
-        let split = gguf.tensor(&format!("blk.{layer}.{}", Weight::WUk.row().gguf)).is_some();
+    pub(super) fn load(
+        source: &'a Source,
+        layer: usize,
+        g: &Geometry,
+    ) -> Result<LayerWeights<'a>, ModelError> {
+        let split = source.holds(layer, Held::Weight(Weight::WUk));
         let mut all = LayerWeights {
             layout: if split { Layout::Split } else { Layout::Legacy },
             stored: Vec::new(),
@@ -67,29 +72,48 @@ impl<'a> LayerWeights<'a> {
         };
         for &weight in Weight::ALL.iter().filter(|w| w.exists(g)) {
             let from_kv_b = !split && matches!(weight, Weight::WUk | Weight::WUv);
-            let name = format!("blk.{layer}.{}", if from_kv_b { LEGACY } else { weight.row().gguf });
-            let info = gguf.tensor(&name).ok_or_else(|| ModelError::MissingTensor {
-                name: name.clone(),
-                file: file(gguf),
-                wanted: format!("{} {:?}", weight, weight.shape(g)),
-            })?;
-            let (_, cols) = matrix(weight, g, from_kv_b);
-            check_shape(gguf, info, weight, g, from_kv_b)?;
-            let blocks = blocks(gguf, info, cols)?;
-            all.stored.push(Stored { weight, tensor: name, ty: info.ty.to_string() });
+            let held = if from_kv_b { Held::KvB(weight) } else { Held::Weight(weight) };
+            let Taken { tensor, ty, rows } = source.take(layer, held, g)?;
+            all.stored.push(Stored { weight, tensor, ty });
             if weight.is_norm() {
-                all.norms.push((weight, dense(&blocks, 0..1, false).into_raw_vec_and_offset().0));
+                all.norms.push((weight, dense(rows.as_ref(), 0..1, false).into_raw_vec_and_offset().0));
                 continue;
             }
-            let matrix: Box<dyn Rows> = match weight {
-                Weight::WUk if from_kv_b => Box::new(KeyRows { kv_b: blocks, g: *g, heads: OnceLock::new() }),
-                Weight::WUv if from_kv_b => Box::new(ValueRows { kv_b: blocks, g: *g }),
-                _ => Box::new(blocks),
+            let matrix: Box<dyn Rows + 'a> = match weight {
+                Weight::WUk if from_kv_b => Box::new(KeyRows::new(rows, *g)),
+                Weight::WUv if from_kv_b => Box::new(ValueRows { kv_b: rows, g: *g }),
+                _ => rows,
             };
             all.matrices.push((weight, matrix));
         }
         Ok(all)
     }
+}
+
+/// A layer's tensor of a GGUF file, its shape checked.
+pub(super) fn from_gguf<'a>(
+    gguf: &'a Gguf,
+    layer: usize,
+    held: Held,
+    g: &Geometry,
+) -> Result<Taken<'a>, ModelError> {
+    let (weight, from_kv_b) = held.weight();
+    let name = gguf_name(layer, held);
+    let info = gguf.tensor(&name).ok_or_else(|| ModelError::MissingTensor {
+        name: name.clone(),
+        file: file(gguf),
+        wanted: format!("{} {:?}", weight, weight.shape(g)),
+    })?;
+    let (_, cols) = matrix(weight, g, from_kv_b);
+    check_shape(gguf, info, weight, g, from_kv_b)?;
+    let rows = Box::new(blocks(gguf, info, cols)?);
+    Ok(Taken { tensor: name, ty: info.ty.to_string(), rows })
+}
+
+/// Name of a layer's tensor in a GGUF file.
+pub(super) fn gguf_name(layer: usize, held: Held) -> String {
+    let (weight, from_kv_b) = held.weight();
+    format!("blk.{layer}.{}", if from_kv_b { LEGACY } else { weight.row().gguf })
 }
 
 /// The unsplit decompression weight's name, after `blk.N.`.
@@ -117,7 +141,7 @@ pub(super) fn blocks<'a>(gguf: &'a Gguf, info: &TensorInfo, cols: usize) -> Resu
 }
 
 /// Rows and columns of the tensor that holds a weight.
-fn matrix(weight: Weight, g: &Geometry, from_kv_b: bool) -> (usize, usize) {
+pub(super) fn matrix(weight: Weight, g: &Geometry, from_kv_b: bool) -> (usize, usize) {
     if from_kv_b { (g.heads * (g.nope + g.value), g.latent) } else { weight.matrix(g) }
 }
 
@@ -163,10 +187,16 @@ fn check_shape(
 }
 
 /// w_uk [H, L, N] out of kv_b [H·(N+V), L].
-struct KeyRows<'a> {
-    kv_b: Blocks<'a>,
+pub(crate) struct KeyRows<'a> {
+    kv_b: Box<dyn Rows + 'a>,
     g: Geometry,
     heads: OnceLock<Vec<f64>>,
+}
+
+impl<'a> KeyRows<'a> {
+    pub(crate) fn new(kv_b: Box<dyn Rows + 'a>, g: Geometry) -> KeyRows<'a> {
+        KeyRows { kv_b, g, heads: OnceLock::new() }
+    }
 }
 
 impl Rows for KeyRows<'_> {
@@ -182,7 +212,7 @@ impl Rows for KeyRows<'_> {
             (0..g.heads)
                 .flat_map(|h| {
                     let first = h * (g.nope + g.value);
-                    dense(&self.kv_b, first..first + g.nope, true).into_raw_vec_and_offset().0
+                    dense(self.kv_b.as_ref(), first..first + g.nope, true).into_raw_vec_and_offset().0
                 })
                 .collect()
         });
@@ -196,9 +226,9 @@ impl Rows for KeyRows<'_> {
 }
 
 /// w_uv [H, V, L] out of kv_b.
-struct ValueRows<'a> {
-    kv_b: Blocks<'a>,
-    g: Geometry,
+pub(crate) struct ValueRows<'a> {
+    pub(crate) kv_b: Box<dyn Rows + 'a>,
+    pub(crate) g: Geometry,
 }
 
 impl Rows for ValueRows<'_> {

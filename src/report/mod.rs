@@ -219,17 +219,12 @@ impl ModelReport {
 
     /// Of an open model.
     pub fn new(model: &Model) -> ModelReport {
+        let files = model.source().files();
         ModelReport {
-            files: model.gguf().parts().iter().map(|p| p.path().display().to_string()).collect(),
-            bytes: model.gguf().parts().iter().map(|p| p.length()).collect(),
+            files: files.iter().map(|(path, _)| path.display().to_string()).collect(),
+            bytes: files.iter().map(|(_, bytes)| *bytes).collect(),
             architecture: model.arch.name,
-            name: model
-                .gguf()
-                .metadata()
-                .str("general.name")
-                .ok()
-                .flatten()
-                .map(|n| n.escape_debug().to_string()),
+            name: model.source().name().map(|n| n.escape_debug().to_string()),
             layers: model.blocks,
             mla_layers: model.mla_layers(),
             warnings: model.arch.warning().into_iter().collect(),
