@@ -77,12 +77,12 @@ fn elsewhere(key: &str) -> bool {
 
 /// Presets, files of that architecture that llama.cpp's converter and llama-quantize wrote, and heads and layers of those.
 const REAL: [(&str, &str, u64, u32); 6] = [
-    ("glm-5", "glm5dims", 4, 2),
-    ("deepseek-v3.2", "dsv32dims", 2, 1),
-    ("mistral4", "mistral4dims", 4, 1),
-    ("minicpm3", "minicpm3dims", 4, 1),
-    ("plm", "plm_dims", 2, 1),
-    ("kimi-linear", "kimi_linear_dims", 2, 2),
+    ("glm-5", "models/glm5dims", 4, 2),
+    ("deepseek-v3.2", "architectures/dsv32dims", 2, 1),
+    ("mistral4", "architectures/mistral4dims", 4, 1),
+    ("minicpm3", "architectures/minicpm3dims", 4, 1),
+    ("plm", "architectures/plm_dims", 2, 1),
+    ("kimi-linear", "architectures/kimi_linear_dims", 2, 2),
 ];
 
 /// A made-up model has the keys, with their types, and the attention tensors, in their order, of a file that llama.cpp's
@@ -90,7 +90,7 @@ const REAL: [(&str, &str, u64, u32); 6] = [
 #[test]
 fn layout_is_that_of_a_real_file() -> Outcome {
     for (preset, real, heads, layers) in REAL {
-        let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/models");
+        let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures");
         let real = Gguf::open(&fixtures.join(format!("{real}.Q4_K_M.gguf")))?;
         let folder = tempfile::tempdir()?;
         let mut spec = spec(preset, "Q4_K_M", heads)?;
