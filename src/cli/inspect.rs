@@ -284,8 +284,13 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], a
 fn findings(model: &Model, shown: &[usize]) -> (Vec<Finding>, Vec<Difference>) {
     let (mut findings, mut twice) = (lint(model), Vec::new());
     for &n in shown {
-        // What can't be read is a finding of the headers.
-        for d in model.held_twice(n).unwrap_or_default() {
+        let all = model.held_twice(n).unwrap_or_else(|e| {
+            let what = e.to_string();
+            let what = format!("not used, and not compared: {}", what.lines().next().unwrap_or_default());
+            findings.push(Finding { severity: Severity::Warning, what, place: format!("layer {n}") });
+            Vec::new()
+        });
+        for d in all {
             let severity = if d.too_far() { Severity::Warning } else { Severity::Note };
             findings.push(Finding { severity, what: d.to_string(), place: format!("layer {n}") });
             twice.push(d);

@@ -12,6 +12,7 @@ layers with the same answer become one finding. Names, keys and layouts: llama.c
 mod checkpoint;
 mod conventions;
 mod file_type;
+mod types;
 
 use super::arch::{Layers, Query, Widths};
 use super::weights::{LEGACY, dims};
@@ -101,6 +102,9 @@ pub fn lint(model: &Model) -> Vec<Finding> {
     let mtp = model.mtp_layers();
     let mut lint = Lint { model, gguf, layers, mtp, found: Vec::new(), by_layer: BTreeMap::new() };
     if let Some(what) = model.arch.warning() {
+        lint.metadata(Severity::Warning, what);
+    }
+    for what in types::odd(gguf, model.arch.name) {
         lint.metadata(Severity::Warning, what);
     }
     lint.count();

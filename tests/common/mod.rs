@@ -31,12 +31,12 @@ pub const MODELS: [(&str, &str); 2] = [
 pub const ORACLE: [(&str, &str); 8] = [
     MODELS[0],
     MODELS[1],
-    ("dsv32dims.Q4_K_M", "models/dsv32dims.Q4_K_M.gguf"),
-    ("glm5dec.Q4_K_M", "models/glm5dec.Q4_K_M.gguf"),
-    ("kimi_linear_dims.Q4_K_M", "models/kimi_linear_dims.Q4_K_M.gguf"),
-    ("minicpm3dims.Q4_K_M", "models/minicpm3dims.Q4_K_M.gguf"),
-    ("mistral4dims.Q4_K_M", "models/mistral4dims.Q4_K_M.gguf"),
-    ("plm_dims.Q4_K_M", "models/plm_dims.Q4_K_M.gguf"),
+    ("dsv32dims.Q4_K_M", "architectures/dsv32dims.Q4_K_M.gguf"),
+    ("glm5dec.Q4_K_M", "architectures/glm5dec.Q4_K_M.gguf"),
+    ("kimi_linear_dims.Q4_K_M", "architectures/kimi_linear_dims.Q4_K_M.gguf"),
+    ("minicpm3dims.Q4_K_M", "architectures/minicpm3dims.Q4_K_M.gguf"),
+    ("mistral4dims.Q4_K_M", "architectures/mistral4dims.Q4_K_M.gguf"),
+    ("plm_dims.Q4_K_M", "architectures/plm_dims.Q4_K_M.gguf"),
 ];
 /// Hugging Face folders with answers beside them: those of the repository, and of `MLA_CHECK_CHECKPOINTS`.
 pub fn checkpoints() -> Vec<PathBuf> {
