@@ -2,7 +2,7 @@
 
 use super::out::{Failure, Output};
 use super::text::{escape, short, size, wrap};
-use super::{inspect_checkpoint, layers};
+use super::{against, inspect_checkpoint, layers};
 use crate::gguf::{Gguf, TensorInfo, Value};
 use crate::judge::Verdict;
 use crate::model::lint::{Finding, Severity, lint};
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 /// Options of `inspect`.
 #[derive(Args)]
 #[command(
-    after_help = "Exit codes: 0 sound (warnings included), 1 a defect that breaks attention, 2 unreadable.\n\nExample: mla-check inspect model-00001-of-00011.gguf --layer 3"
+    after_help = "Exit codes: 0 sound (warnings included), 1 a defect that breaks attention or a tensor that differs from the original, 2 unreadable.\n\nExample: mla-check inspect model-00001-of-00011.gguf --layer 3\n         mla-check inspect model.gguf --against checkpoint/"
 )]
 pub struct InspectArgs {
     /// Model file (.gguf), of a split one any part, or a folder with config.json and .safetensors files
@@ -28,6 +28,10 @@ pub struct InspectArgs {
     /// List every tensor of the file too
     #[arg(long)]
     pub(super) tensors: bool,
+    /// Hold the attention weights of all layers, or of those that --layer names, against the checkpoint that the file was made
+    /// from: a folder with config.json and .safetensors files
+    #[arg(long, value_name = "DIR", conflicts_with = "tensors")]
+    against: Option<PathBuf>,
 }
 
 #[derive(Serialize)]
@@ -132,6 +136,13 @@ const NOT_LOOKED_AT: &str = "the values of the weights (`run` reads those of a l
 pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
     let model = Model::open(&args.model).map_err(Failure::input)?;
     let mla = model.mla_layers();
+    if let Some(original) = &args.against {
+        let layers = match &args.layer {
+            Some(asked) => layers::choose(asked, &model, out)?,
+            None => mla,
+        };
+        return against::main(&model, original, &layers, out);
+    }
     let shown = match &args.layer {
         Some(asked) => layers::choose(asked, &model, out)?,
         None => mla.iter().take(1).copied().collect(),

@@ -5,6 +5,7 @@ One file a command. Reports go to stdout, progress and warnings to stderr. Every
 where, what to do. Exit codes are those of [`judge::TABLE`](crate::judge::TABLE).
 */
 
+mod against;
 mod bisect;
 mod calibrate;
 mod case;

@@ -19,9 +19,11 @@ mod weights;
 
 pub use choose::{Chosen, among, choose};
 pub use config::Names;
+pub(crate) use config::in_layer as in_checkpoint;
 pub use convention::{Convention, Numbers, Yarn};
 pub use grid::Grid;
 pub use source::{Held, Source, Taken};
+pub(crate) use weights::{KeyRows, ValueRows};
 pub use weights::{LEGACY, LayerWeights, Layout, Stored};
 
 use crate::checkpoint::{Checkpoint, CheckpointError};

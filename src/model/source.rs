@@ -94,7 +94,7 @@ impl Source {
     }
 
     /// Whether a layer has this tensor.
-    pub(super) fn holds(&self, layer: usize, held: Held) -> bool {
+    pub(crate) fn holds(&self, layer: usize, held: Held) -> bool {
         match self {
             Source::Gguf(g) => g.tensor(&weights::gguf_name(layer, held)).is_some(),
             // kv_b is never split in a checkpoint.
@@ -106,7 +106,7 @@ impl Source {
     }
 
     /// A layer's tensor, its shape checked.
-    pub(super) fn take(&self, layer: usize, held: Held, g: &Geometry) -> Result<Taken<'_>, ModelError> {
+    pub(crate) fn take(&self, layer: usize, held: Held, g: &Geometry) -> Result<Taken<'_>, ModelError> {
         match self {
             Source::Gguf(gguf) => weights::from_gguf(gguf, layer, held, g),
             Source::Checkpoint(c, names) => {
