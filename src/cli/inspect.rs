@@ -5,8 +5,9 @@ use super::text::{escape, short, size, wrap};
 use super::{against, inspect_checkpoint, layers};
 use crate::gguf::{Gguf, TensorInfo, Value};
 use crate::judge::Verdict;
+use crate::model::arch::Rotation;
 use crate::model::lint::{Finding, Severity, lint};
-use crate::model::{Convention, LEGACY, Model, Reading, list};
+use crate::model::{Convention, Difference, FactorSet, LEGACY, Model, Reading, list};
 use anstyle::{AnsiColor, Style};
 use clap::Args;
 use mla_reference::{Geometry, Weight};
@@ -25,6 +26,9 @@ pub struct InspectArgs {
     /// Layers whose tensors are listed: N, A..B, a comma list, or all [default: the first with MLA attention]
     #[arg(long, value_name = "LAYERS")]
     layer: Option<String>,
+    /// Positions of the session: chooses between two sets of rope factors, as in `run`
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    n_ctx: Option<u64>,
     /// List every tensor of the file too
     #[arg(long)]
     pub(super) tensors: bool,
@@ -51,6 +55,9 @@ struct Report {
     /// As stored.
     eps: f64,
     rope_theta: f64,
+    /// Whether positions rotate anything.
+    rotates: bool,
+    rope_factors: Option<FactorsReport>,
     yarn: Option<YarnReport>,
     conventions: Vec<ConventionReport>,
     top_k: Option<usize>,
@@ -58,6 +65,9 @@ struct Report {
     /// Types of the attention weights of all layers, with how many tensors have them.
     attention_types: BTreeMap<String, usize>,
     weights: Vec<LayerReport>,
+    /// Of the layers that are listed: attn_kv_b against attn_k_b and attn_v_b, where all are there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    held_twice: Vec<Difference>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tensors: Option<Vec<TensorReport>>,
     findings: Vec<Finding>,
@@ -79,6 +89,17 @@ struct YarnReport {
     beta_fast: f64,
     beta_slow: f64,
     log_multiplier: Option<f64>,
+}
+
+/// Two sets of rope factors.
+#[derive(Serialize)]
+struct FactorsReport {
+    /// The set that a session of `n_ctx` positions takes.
+    set: FactorSet,
+    n_ctx: Option<u64>,
+    original_context: f64,
+    #[serde(skip)]
+    text: String,
 }
 
 #[derive(Serialize)]
@@ -151,7 +172,7 @@ pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
         return inspect_checkpoint::main(args, &model, checkpoint, &shown, out);
     }
     let Some(gguf) = model.gguf() else { return Ok(0) };
-    let report = report(&model, gguf, mla, &shown, args.tensors);
+    let report = report(&model, gguf, mla, &shown, args);
     let defects = count(&report, Severity::Defect);
     if out.json() {
         out.print_json(&report)?;
@@ -164,7 +185,7 @@ pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
     Ok(if defects > 0 { Verdict::Fault } else { Verdict::Exact }.exit(false))
 }
 
-fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], every: bool) -> Report {
+fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], args: &InspectArgs) -> Report {
     let files: Vec<FileReport> = gguf
         .parts()
         .iter()
@@ -183,6 +204,7 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], e
         }
     }
     let n = &model.numbers;
+    let (findings, held_twice) = findings(model, shown);
     Report {
         schema: "mla-check.inspect",
         version: 1,
@@ -203,6 +225,13 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], e
         mtp_layers: gguf_layers(model, gguf),
         eps: n.eps,
         rope_theta: n.theta,
+        rotates: model.arch.rotation != Rotation::None,
+        rope_factors: n.factors.as_ref().map(|f| FactorsReport {
+            set: f.set(args.n_ctx),
+            n_ctx: args.n_ctx,
+            original_context: f.original,
+            text: f.said(args.n_ctx),
+        }),
         yarn: n.yarn.map(|y| YarnReport {
             factor: y.factor,
             original_context: y.original,
@@ -212,7 +241,7 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], e
         }),
         conventions: Convention::ALL
             .map(|c| {
-                let s = model.spec(&Reading { convention: c, norm_eps: None });
+                let s = model.spec(&Reading { n_ctx: args.n_ctx, ..Reading::of(c) });
                 ConventionReport {
                     name: c.name(),
                     eps_attn: s.eps_attn,
@@ -226,10 +255,26 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], e
         context_length: model.context_length,
         attention_types,
         weights: shown.iter().map(|l| layer(model, gguf, *l)).collect(),
-        tensors: every.then(|| gguf.tensors().iter().map(TensorReport::from).collect()),
-        findings: lint(model),
+        tensors: args.tensors.then(|| gguf.tensors().iter().map(TensorReport::from).collect()),
+        held_twice,
+        findings,
         not_looked_at: NOT_LOOKED_AT,
     }
+}
+
+/// What is wrong or odd, by the headers, and by the weights of the layers that hold one twice.
+fn findings(model: &Model, shown: &[usize]) -> (Vec<Finding>, Vec<Difference>) {
+    let (mut findings, mut twice) = (lint(model), Vec::new());
+    for &n in shown {
+        // What can't be read is a finding of the headers.
+        for d in model.held_twice(n).unwrap_or_default() {
+            let severity = if d.too_far() { Severity::Warning } else { Severity::Note };
+            findings.push(Finding { severity, what: d.to_string(), place: format!("layer {n}") });
+            twice.push(d);
+        }
+    }
+    findings.sort_by_key(|f| f.severity);
+    (findings, twice)
 }
 
 /// Layers for multi-token prediction that are in the file.
@@ -324,6 +369,7 @@ fn text(r: &Report, width: usize) -> String {
     line("layers", &(mla + &mtp));
     let context = r.context_length.map_or(String::new(), |n| format!("; made for {n} positions"));
     let rope = match &r.yarn {
+        _ if !r.rotates => "none: rope columns are used as they are".to_string(),
         None => format!("base {}, no scaling", short(r.rope_theta)),
         Some(y) => format!(
             "base {}, YaRN factor {} over {}, betas {} and {}, {}",
@@ -336,6 +382,9 @@ fn text(r: &Report, width: usize) -> String {
         ),
     };
     line("rope", &(rope + &context));
+    if let Some(f) = &r.rope_factors {
+        line("", &f.text);
+    }
     if let Some(k) = r.top_k {
         line("indexer", &format!("keeps {k} keys: requests up to that length are dense attention"));
     }

@@ -30,7 +30,7 @@ mod tests;
 mod weighted;
 
 pub use kernel::KC;
-pub use rows::{Blocks, BlocksError, Dense, Rows, Strided};
+pub use rows::{Blocks, BlocksError, Dense, Rows, Scaled, Strided};
 pub use weighted::weighted_sum;
 
 use dispatch::{Isa, UNIT};
