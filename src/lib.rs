@@ -39,6 +39,7 @@ for unit in &report.tensors {
 ```
 */
 
+pub mod against;
 pub mod case;
 pub mod check;
 pub mod checkpoint;

@@ -271,7 +271,7 @@ fn configurations_that_make_no_sense_are_refused() {
         ("\"rope_theta\": 10000", "\"rope_theta\": 1", "a base is above 1"),
         ("\"rope_theta\": 10000,", "", "rope_theta is missing"),
         ("\"rms_norm_eps\": 1e-6", "\"rms_norm_eps\": -1", "rms_norm_eps is -1"),
-        ("\"rope_scaling\": null", r#""rope_scaling": {"type": "ntk"}"#, "only default and yarn"),
+        ("\"rope_scaling\": null", r#""rope_scaling": {"type": "ntk"}"#, "not supported for this model"),
         ("\"rope_scaling\": null", r#""rope_scaling": {"type": "yarn"}"#, "rope_scaling.factor is missing"),
         (
             "\"rope_scaling\": null",

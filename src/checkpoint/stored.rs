@@ -42,6 +42,10 @@ pub struct Matrix<'a> {
     pub rows: Box<dyn Rows + 'a>,
     /// The scale of the whole tensor, where the format has one.
     pub scale: Option<Scales>,
+    /// Whether values are stored as such.
+    pub plain: bool,
+    /// Rows and columns that share a scale, where it is a block.
+    pub block: Option<(usize, usize)>,
 }
 
 /// What to do about a weight whose format is not read.
@@ -114,6 +118,8 @@ impl Checkpoint {
             shape,
             rows: Box::new(rows),
             scale: None,
+            plain: true,
+            block: None,
         })
     }
 
@@ -192,6 +198,8 @@ impl Checkpoint {
             shape: (rows, cols),
             rows: Box::new(fp8),
             scale: tensor_scale,
+            plain: false,
+            block: (tensor_scale.is_none() || blocked).then_some(block),
         })
     }
 
@@ -244,6 +252,8 @@ impl Checkpoint {
             shape: (rows, cols),
             rows: Box::new(rows_of),
             scale: Some(Scales { value, does }),
+            plain: false,
+            block: None,
         })
     }
 }

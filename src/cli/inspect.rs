@@ -1,6 +1,7 @@
 /*! `mla-check inspect`: what a model file holds, and what is wrong with it, from its headers, and with `--data` from its
 values. */
 
+mod against;
 mod checkpoint;
 mod data;
 mod text;
@@ -22,7 +23,7 @@ use std::path::PathBuf;
 /// Options of `inspect`.
 #[derive(Args)]
 #[command(
-    after_help = "Exit codes: 0 sound (warnings included), 1 a defect that breaks attention, 2 unreadable.\n\nExample: mla-check inspect model-00001-of-00011.gguf --data"
+    after_help = "Exit codes: 0 sound (warnings included), 1 a defect that breaks attention or a tensor that differs from the original, 2 unreadable.\n\nExamples:\n  mla-check inspect model-00001-of-00011.gguf --layer 3\n  mla-check inspect model.gguf --data\n  mla-check inspect model.gguf --against checkpoint/"
 )]
 pub struct InspectArgs {
     /// Model file (.gguf), of a split one any part, or a folder with config.json and .safetensors files
@@ -43,6 +44,10 @@ pub struct InspectArgs {
     /// Threads that read [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), requires = "data")]
     threads: Option<u16>,
+    /// Hold the attention weights of all layers, or of those that --layer names, against the checkpoint that the file was made
+    /// from: a folder with config.json and .safetensors files
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["tensors", "data"])]
+    against: Option<PathBuf>,
 }
 
 #[derive(Serialize)]
@@ -169,6 +174,13 @@ const NOT_LOOKED_AT_WITH_DATA: &str =
 pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
     let model = Model::open(&args.model).map_err(Failure::input)?;
     let mla = model.mla_layers();
+    if let Some(original) = &args.against {
+        let layers = match &args.layer {
+            Some(asked) => layers::choose(asked, &model, out)?,
+            None => mla,
+        };
+        return against::main(&model, original, &layers, out);
+    }
     let shown = match &args.layer {
         Some(asked) => layers::choose(asked, &model, out)?,
         None => mla.iter().take(1).copied().collect(),

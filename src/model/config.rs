@@ -14,7 +14,8 @@ transformers 5), and the text part of a multimodal model. YaRN in general, which
 `llama.cpp` is what its converter would write, read as llama.cpp reads it.
 */
 
-use super::arch::{self, ARCHITECTURES};
+use super::arch::{self, Layers, Rotation, YarnMultiplier};
+use super::rope::{Factors, plain_frequencies};
 use super::{Convention, Model, ModelError, Numbers, Reading, Source, Yarn};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use mla_reference::{Geometry, Pairing, Spec, Temperature, Weight};
@@ -46,7 +47,12 @@ const REFUSED: &[(&str, &str)] = &[
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Written {
     eps: f64,
+    theta: f64,
     yarn: Option<Multipliers>,
+    /// Whether YaRN leaves the softmax scale alone.
+    plain_scale: bool,
+    /// Sets of factors, as decimals.
+    factors: Option<Factors>,
     /// `rope_interleave` false.
     half_split: bool,
 }
@@ -86,8 +92,13 @@ impl Written {
                 _ if hf => y.g(1.0),
                 _ => y.g(y.mscale.unwrap_or(1.0)) / y.g(y.all_dim.unwrap_or(0.0)),
             };
-            let scale = all_dim.map_or(1.0, |a| y.g(a) * y.g(a));
+            let scale = all_dim.filter(|_| !self.plain_scale).map_or(1.0, |a| y.g(a) * y.g(a));
             spec.scale = scale / (spec.geometry.key() as f64).sqrt();
+        }
+        if let Some(f) = &self.factors {
+            let plain = plain_frequencies(self.theta, spec.geometry.rope);
+            let divisors = f.of(f.set(reading.n_ctx));
+            spec.rope.inv_freq = plain.iter().zip(divisors).map(|(f, d)| f / d).collect();
         }
     }
 }
@@ -201,16 +212,32 @@ pub(super) fn model(checkpoint: Checkpoint) -> Result<Model, ModelError> {
         return Err(keys.bad("attention_bias", "true", "and projections with a bias are not computed here"));
     }
     let geometry = geometry(&keys)?;
-    let rope = rope(&keys, geometry.rope)?;
+    let rope = rope(&keys, arch, geometry.rope)?;
     let eps = keys.float_of("rms_norm_eps", keys.get("rms_norm_eps"))?;
     let eps = eps.ok_or_else(|| keys.missing("rms_norm_eps", "eps of the norms"))?;
     let yarn = rope.yarn.map(|(y, _)| y);
     // As the converter writes them: only llama.cpp's convention reads these.
     let f32 = |x: f64| f64::from(x as f32);
-    let (theta, temperature) = (rope.theta, rope.temperature);
-    let numbers = Numbers { eps: f32(eps), theta, yarn, factors: None, temperature };
+    let as_tensor = |f: &Factors| {
+        let f32s = |v: &[f64]| v.iter().copied().map(f32).collect();
+        Factors { short: f32s(&f.short), long: f32s(&f.long), ..*f }
+    };
+    let numbers = Numbers {
+        eps: f32(eps),
+        theta: rope.theta,
+        yarn,
+        temperature: rope.temperature,
+        factors: rope.factors.as_ref().map(as_tensor),
+    };
     let half_split = matches!(keys.get("rope_interleave"), Some(Value::Bool(false)));
-    let written = Written { eps, yarn: rope.yarn.map(|(_, m)| m), half_split };
+    let written = Written {
+        eps,
+        theta: rope.theta,
+        yarn: rope.yarn.map(|(_, m)| m),
+        plain_scale: arch.yarn == YarnMultiplier::Plain,
+        factors: rope.factors,
+        half_split: half_split && arch.rotation != Rotation::None,
+    };
     let hidden_layers = keys.needed("num_hidden_layers", "number of layers")?;
     let nextn = keys.int("num_nextn_predict_layers")?.unwrap_or(0);
     let (names, layers) = names(&checkpoint)?;
@@ -222,14 +249,20 @@ pub(super) fn model(checkpoint: Checkpoint) -> Result<Model, ModelError> {
     };
     let context_length = keys.int("max_position_embeddings")?.map(|v| v as u64);
     let blocks = hidden_layers.saturating_add(mtp);
+    // Of layers of two kinds the ones with kv_a have MLA attention.
+    let kv_heads = match (arch.layers, layers.iter().max()) {
+        (Layers::ByHeadCountKv, Some(last)) => {
+            Some((0..=*last).map(|l| u64::from(layers.contains(&l))).collect())
+        }
+        _ => None,
+    };
     Ok(Model {
         arch,
         geometry,
         numbers,
         blocks,
         mtp,
-        // Its tensors say which layers have MLA attention.
-        kv_heads: None,
+        kv_heads,
         top_k,
         context_length,
         written: Some(written),
@@ -247,7 +280,6 @@ fn architecture(keys: &Keys) -> Result<&'static arch::Architecture, ModelError> 
             (None, true) => " yet".to_string(),
             (None, false) => String::new(),
         };
-        debug_assert!(!ARCHITECTURES.is_empty());
         keys.error(
             format!("model_type {} is not supported{why}", name.escape_debug()),
             &format!("use a model of {}", supported.join(", ")),
@@ -278,10 +310,10 @@ struct RopeSettings {
     theta: f64,
     yarn: Option<(Yarn, Multipliers)>,
     temperature: Option<Temperature>,
+    factors: Option<Factors>,
 }
 
-fn rope(keys: &Keys, width: usize) -> Result<RopeSettings, ModelError> {
-    let _ = width;
+fn rope(keys: &Keys, arch: &arch::Architecture, width: usize) -> Result<RopeSettings, ModelError> {
     let (name, settings) = match (keys.get("rope_parameters"), keys.get("rope_scaling")) {
         (Some(v), _) => ("rope_parameters", Some(v)),
         (None, some) => ("rope_scaling", some),
@@ -290,22 +322,33 @@ fn rope(keys: &Keys, width: usize) -> Result<RopeSettings, ModelError> {
     let float = |key: &str| keys.float_of(&format!("{name}.{key}"), get(key));
     let theta = match float("rope_theta")? {
         Some(t) => t,
-        None => keys
-            .float_of("rope_theta", keys.get("rope_theta"))?
-            .ok_or_else(|| keys.missing("rope_theta", "base of rope's frequencies"))?,
+        None => match keys.float_of("rope_theta", keys.get("rope_theta"))? {
+            Some(t) => t,
+            // Nothing is rotated: it has no meaning.
+            None if arch.rotation == Rotation::None => 1e4,
+            None => return Err(keys.missing("rope_theta", "base of rope's frequencies")),
+        },
     };
     if theta <= 1.0 {
         return Err(keys.bad("rope_theta", theta, "but a base is above 1"));
     }
     let kind = get("rope_type").or_else(|| get("type")).and_then(Value::as_str).unwrap_or("default");
+    let mut factors = None;
     let yarn = match kind {
         "default" | "none" => None,
+        "longrope" if arch.factors => {
+            let set = |key: &str| divisors(keys, &format!("{name}.{key}"), get(key), width / 2);
+            let context = keys.needed("max_position_embeddings", "length the model was made for")? as f64;
+            let (short, long) = (set("short_factor")?, set("long_factor")?);
+            factors = Some(Factors { short, long, original: original(keys, name, &get)?, context });
+            None
+        }
         "yarn" | "deepseek_yarn" => Some(yarn(keys, name, &get, &float)?),
         other => {
             return Err(keys.bad(
                 &format!("{name}.rope_type"),
                 other.escape_debug(),
-                "only default and yarn are supported",
+                "which is not supported for this model",
             ));
         }
     };
@@ -316,7 +359,23 @@ fn rope(keys: &Keys, width: usize) -> Result<RopeSettings, ModelError> {
             Some(Temperature { scale, length })
         }
     };
-    Ok(RopeSettings { theta, yarn, temperature })
+    Ok(RopeSettings { theta, yarn, temperature, factors })
+}
+
+/// A set of rope factors.
+fn divisors(keys: &Keys, key: &str, value: Option<&Value>, pairs: usize) -> Result<Vec<f64>, ModelError> {
+    let all = value.and_then(Value::as_array).ok_or_else(|| keys.missing(key, "factors of rope"))?;
+    let numbers: Vec<f64> =
+        all.iter().filter_map(Value::as_f64).filter(|f| f.is_finite() && *f > 0.0).collect();
+    if numbers.len() == pairs && all.len() == pairs {
+        Ok(numbers)
+    } else {
+        Err(keys.bad(
+            key,
+            format!("an array of {}", all.len()),
+            &format!("but {pairs} pairs have a positive factor each"),
+        ))
+    }
 }
 
 /// Positions that the model was first trained on.

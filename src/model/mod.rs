@@ -28,10 +28,12 @@ mod weights;
 pub use both::Difference;
 pub use choose::{Chosen, among, choose};
 pub use config::Names;
+pub(crate) use config::in_layer as in_checkpoint;
 pub use convention::{Convention, Numbers};
 pub use grid::Grid;
 pub use rope::{FactorSet, Factors, Yarn};
 pub use source::{Held, Source, Taken};
+pub(crate) use weights::{KeyRows, ValueRows};
 pub use weights::{LEGACY, LayerWeights, Layout, Stored};
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
@@ -208,7 +210,7 @@ impl Model {
 
     /// Whether every layer of the architecture has MLA attention.
     pub(crate) fn all_layers_attend(&self) -> bool {
-        self.arch.layers != Layers::ByHeadCountKv
+        self.arch.layers == Layers::All
     }
 
     /// Layers with MLA attention, in order.
