@@ -28,11 +28,10 @@ pub const MODELS: [(&str, &str); 2] = [
 ];
 
 /// Every model of the repository whose attention other software computed (`fixtures/oracle/NAME.safetensors`).
-pub const ORACLE: [(&str, &str); 8] = [
+pub const ORACLE: [(&str, &str); 7] = [
     MODELS[0],
     MODELS[1],
     ("dsv32dims.Q4_K_M", "architectures/dsv32dims.Q4_K_M.gguf"),
-    ("glm5dec.Q4_K_M", "architectures/glm5dec.Q4_K_M.gguf"),
     ("kimi_linear_dims.Q4_K_M", "architectures/kimi_linear_dims.Q4_K_M.gguf"),
     ("minicpm3dims.Q4_K_M", "architectures/minicpm3dims.Q4_K_M.gguf"),
     ("mistral4dims.Q4_K_M", "architectures/mistral4dims.Q4_K_M.gguf"),
