@@ -78,7 +78,7 @@ fn with_run(f: impl FnOnce(&Spec, &Case, &Grid, &Contract, &Kept)) {
     let model = Model::open(std::path::Path::new(&path)).expect("a model");
     let index = model.mla_layers()[0];
     let weights = model.weights(index).expect("weights");
-    let spec = model.spec(&Reading { convention: Convention::Hf, norm_eps: None });
+    let spec = model.spec(&Reading::of(Convention::Hf));
     let splits = automatic_splits(&batch);
     let dtype = DType::Bf16;
     let case = Draw {

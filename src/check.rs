@@ -145,7 +145,7 @@ impl Default for Options {
             architecture: 120,
             contract: ContractChoice::Declared,
             hidden: None,
-            reading: Reading { convention: Convention::Hf, norm_eps: None },
+            reading: Reading::of(Convention::Hf),
             budget: Budget::default(),
             fault: None,
             save: None,
@@ -209,6 +209,7 @@ pub fn layer_with(
     let case = draw(&layer, options)?;
     let contract = engine.contract();
     let judged = options.contract.of(&contract)?;
+    let (odd, notes) = model.remarks(index, &options.reading)?;
     let mut saver = match &options.save {
         None => None,
         Some(dir) => Some(Saver::new(dir, index).map_err(|e| CheckError::Save(e.to_string()))?),
@@ -235,7 +236,8 @@ pub fn layer_with(
         cumulative: Vec::new(),
         reference_cache: None,
         reference: Vec::new(),
-        odd: Vec::new(),
+        odd,
+        notes,
         forms_agree: None,
         seconds: 0.0,
         command: None,
@@ -263,7 +265,8 @@ pub fn layer_with(
         let recorder = saver.as_mut().map(|s| s as &mut dyn Recorder);
         let others = Neighbours { model, index };
         let judged = judge(&layer, &case, options, settings, engine, recorder, Some(&others), progress)?;
-        (report.tensors, report.odd) = (judged.units, judged.odd);
+        report.tensors = judged.units;
+        report.odd.extend(judged.odd);
         (report.gates, report.cumulative) = (judged.gates, judged.cumulative);
         report.reference_cache = judged.reference_cache;
         report.verdict = overall(&report.tensors);
@@ -377,13 +380,21 @@ fn library(options: &Options) -> Result<Library, EngineError> {
     }
 }
 
-/// Readings of the model by other conventions, where they differ in a number.
+/// Readings of the model by other conventions, and with the other set of rope factors, where they differ in a number.
 pub fn other_conventions(model: &Model, spec: &Spec) -> Vec<(String, Spec)> {
     let mut others: Vec<(String, Spec)> = Vec::new();
+    // A session as long as the model was trained on, and one that is longer than any.
+    let sessions: &[Option<u64>] =
+        if model.numbers.factors.is_some() { &[None, Some(u64::MAX)] } else { &[None] };
     for convention in Convention::ALL {
-        let other = model.spec(&Reading { convention, norm_eps: None });
-        if other != *spec && others.iter().all(|(_, s)| *s != other) {
-            others.push((convention.name().to_string(), other));
+        for &n_ctx in sessions {
+            let reading = Reading { n_ctx, ..Reading::of(convention) };
+            let other = model.spec(&reading);
+            if other != *spec && others.iter().all(|(_, s)| *s != other) {
+                let set = model.factor_set(&reading);
+                let set = set.map_or(String::new(), |s| format!(" with the {} rope factors", s.name()));
+                others.push((format!("{}{set}", convention.name()), other));
+            }
         }
     }
     others

@@ -51,7 +51,7 @@ fn map(dump: &Dump, layer: usize, nope: usize) -> Map {
 fn judged(model: &Path, dump: &Path, layer: usize, change: &dyn Fn(&mut compare::Capture)) -> LayerReport {
     let model = Model::open(model).unwrap_or_else(|e| panic!("{e}"));
     let dump = Dump::open(dump).unwrap();
-    let reading = Reading { convention: Convention::LlamaCpp, norm_eps: None };
+    let reading = Reading::of(Convention::LlamaCpp);
     let map = map(&dump, layer, model.spec(&reading).geometry.nope);
     let mut capture =
         mapped::capture(&dump, &map, &model.spec(&reading), layer).unwrap_or_else(|e| panic!("{e}"));

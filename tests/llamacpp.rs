@@ -76,7 +76,7 @@ fn compare(
     for index in model.mla_layers() {
         let hidden: Array2<f64> = answers[&format!("L{index}/inp")].clone().into_dimensionality().unwrap();
         let positions: Vec<u64> = (0..hidden.nrows() as u64).collect();
-        let spec = model.spec(&Reading { convention, norm_eps: None });
+        let spec = model.spec(&Reading::of(convention));
         let weights = model.weights(index).unwrap_or_else(|e| panic!("{e}"));
         let layer = Layer { index, spec, weights: &weights };
         let keep = reference(&layer, &sequence(hidden, &positions), &Form::ALL);

@@ -324,8 +324,8 @@ fn the_legacy_layout_is_the_same_layer_and_a_plain_one() {
         assert_eq!(model.geometry, FILE);
         let weights = model.weights(0).unwrap();
         assert_eq!(weights.layout, layout);
-        let spec = model.spec(&Reading { convention: Convention::Hf, norm_eps: None });
-        assert_eq!(spec.temperature, Some(Temperature { scale: f64::from(0.1f32), length: 4.0 }));
+        let spec = model.spec(&Reading::of(Convention::Hf));
+        assert_eq!(spec.temperature, Some(Temperature { scale: 0.1, length: 4.0 }));
         let layer = Layer { index: 0, spec, weights: &weights };
         let keep = reference(&layer, &case, &Form::ALL);
         compare(&layer, &case, &keep);

@@ -47,6 +47,9 @@ pub struct CaseArgs {
     /// Whose reading of the file's numbers: eps, YaRN, decimals
     #[arg(long, value_enum, default_value_t = Convention::Auto)]
     convention: Convention,
+    /// Positions of the session: chooses between two sets of rope factors, as in `run`
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    n_ctx: Option<u64>,
     /// Attention of models with a sparse indexer: `auto` is dense while every request fits its top_k
     #[arg(long, value_enum, default_value_t = AttentionArg::Auto)]
     attention: AttentionArg,
@@ -79,6 +82,7 @@ pub fn main(args: &CaseArgs, out: &mut Output) -> Result<u8, Failure> {
     for w in model.source().warnings() {
         out.warn(&w);
     }
+    run::session(args.n_ctx, &model, &batch, out)?;
     run::attention(args.attention, &model, &batch, out)?;
     let first = model.mla_layers().first().copied();
     let layer = args.layer.or(first).ok_or_else(|| {
@@ -95,7 +99,7 @@ pub fn main(args: &CaseArgs, out: &mut Output) -> Result<u8, Failure> {
         regimes: args.regime.regimes(),
         seed: args.seed,
         page_size: args.page_size as usize,
-        reading: Reading { convention: args.convention, norm_eps: None },
+        reading: Reading { n_ctx: args.n_ctx, ..Reading::of(args.convention) },
     };
     let bar = out.progress(0);
     bar.set_message("computing the inputs");

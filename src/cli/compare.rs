@@ -70,6 +70,9 @@ pub struct CompareArgs {
     /// Layer of the dump, instead of the map's; of a saved run: which of its layers
     #[arg(long, value_name = "N")]
     layer: Option<usize>,
+    /// Positions of the session that was dumped: chooses between two sets of rope factors, as in `run`
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    n_ctx: Option<u64>,
     /// Attention of models with a sparse indexer: `auto` is dense while every request fits its top_k
     #[arg(long, value_enum, default_value_t = AttentionArg::Auto)]
     attention: AttentionArg,
@@ -171,6 +174,7 @@ pub fn main(args: &CompareArgs, out: &mut Output) -> Result<u8, Failure> {
         // First, whether there is such a layer: names of arrays may hold its number.
         let known = model.weights(w.layer).map(|_| ()).map_err(Failure::input);
         let layer = known.and_then(|()| (w.read)(&model)).and_then(|mut capture| {
+            run::session(args.n_ctx, &model, &capture.case.batch, out)?;
             run::attention(args.attention, &model, &capture.case.batch, out)?;
             for what in std::mem::take(&mut capture.left_out) {
                 if !left_out.contains(&what) {
@@ -291,7 +295,7 @@ fn wanted(args: &CompareArgs, dump: &Path, map: Option<&Path>) -> Result<Vec<Wan
                 path.display()
             )));
         }
-        return Ok(vec![of_map(dump, map, layer)]);
+        return Ok(vec![of_map(dump, map, layer, args.n_ctx)]);
     }
     if let Some(mut maps) = hook::maps(dump).map_err(Failure::input)? {
         let layers: Vec<usize> = maps.iter().filter_map(|m| m.layer).collect();
@@ -302,7 +306,7 @@ fn wanted(args: &CompareArgs, dump: &Path, map: Option<&Path>) -> Result<Vec<Wan
         return Ok(maps
             .into_iter()
             .map(|m| (m.layer.unwrap_or(0), m))
-            .map(|(l, m)| of_map(dump, m, l))
+            .map(|(l, m)| of_map(dump, m, l, args.n_ctx))
             .collect());
     }
     let Some(mut saved) = saved::open(dump).map_err(Failure::input)? else {
@@ -326,8 +330,8 @@ fn wanted(args: &CompareArgs, dump: &Path, map: Option<&Path>) -> Result<Vec<Wan
 }
 
 /// A layer that a map reads.
-fn of_map(dump: &Path, map: Map, layer: usize) -> Wanted {
-    let reading = Reading { convention: map.convention(), norm_eps: map.norm_eps };
+fn of_map(dump: &Path, map: Map, layer: usize, n_ctx: Option<u64>) -> Wanted {
+    let reading = Reading { convention: map.convention(), norm_eps: map.norm_eps, n_ctx };
     let dump = dump.to_path_buf();
     let read = move |model: &Model| {
         let dump = Dump::open(&dump).map_err(Failure::input)?;

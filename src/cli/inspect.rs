@@ -8,8 +8,9 @@ use super::layers;
 use super::out::{Failure, Output};
 use crate::gguf::{Gguf, TensorInfo, Value};
 use crate::judge::Verdict;
+use crate::model::arch::Rotation;
 use crate::model::lint::{Finding, Severity, lint};
-use crate::model::{Convention, LEGACY, Model, Reading};
+use crate::model::{Convention, Difference, FactorSet, LEGACY, Model, Reading};
 use crate::survey::{self, Survey};
 use clap::Args;
 use mla_reference::{Geometry, Weight};
@@ -29,6 +30,9 @@ pub struct InspectArgs {
     /// MLA attention is listed, all are read]
     #[arg(long, value_name = "LAYERS")]
     layer: Option<String>,
+    /// Positions of the session: chooses between two sets of rope factors, as in `run`
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    n_ctx: Option<u64>,
     /// List every tensor of the file too; with --data, read them too
     #[arg(long)]
     tensors: bool,
@@ -57,6 +61,9 @@ struct Report {
     /// As stored.
     eps: f64,
     rope_theta: f64,
+    /// Whether positions rotate anything.
+    rotates: bool,
+    rope_factors: Option<FactorsReport>,
     yarn: Option<YarnReport>,
     conventions: Vec<ConventionReport>,
     top_k: Option<usize>,
@@ -64,6 +71,9 @@ struct Report {
     /// Types of the attention weights of all layers, with how many tensors have them.
     attention_types: BTreeMap<String, usize>,
     weights: Vec<LayerReport>,
+    /// Of the layers that are listed, or read: attn_kv_b against attn_k_b and attn_v_b, where all are there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    held_twice: Vec<Difference>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tensors: Option<Vec<TensorReport>>,
     /// Statistics of values, under --data.
@@ -88,6 +98,17 @@ struct YarnReport {
     beta_fast: f64,
     beta_slow: f64,
     log_multiplier: Option<f64>,
+}
+
+/// Two sets of rope factors.
+#[derive(Serialize)]
+struct FactorsReport {
+    /// The set that a session of `n_ctx` positions takes.
+    set: FactorSet,
+    n_ctx: Option<u64>,
+    original_context: f64,
+    #[serde(skip)]
+    text: String,
 }
 
 #[derive(Serialize)]
@@ -153,7 +174,7 @@ pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
     };
     let layers = if args.layer.is_some() { shown.clone() } else { mla.clone() };
     let Some(gguf) = model.gguf() else { return Ok(0) };
-    let mut report = report(&model, gguf, mla, &shown, args.tensors);
+    let mut report = report(&model, gguf, mla, &shown, args);
     if args.data {
         super::run::threads(args.threads)?;
         let survey = data::read(&model, &layers, args.tensors, out);
@@ -177,7 +198,7 @@ pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
     Ok(if defects > 0 { Verdict::Fault } else { Verdict::Exact }.exit(false))
 }
 
-fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], every: bool) -> Report {
+fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], args: &InspectArgs) -> Report {
     let files: Vec<FileReport> = gguf
         .parts()
         .iter()
@@ -196,6 +217,8 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], e
         }
     }
     let n = &model.numbers;
+    let compared = if args.data && args.layer.is_none() { &mla_layers } else { shown };
+    let (findings, held_twice) = findings(model, compared);
     Report {
         schema: "mla-check.inspect",
         version: 1,
@@ -216,6 +239,13 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], e
         mtp_layers: gguf_layers(model, gguf),
         eps: n.eps,
         rope_theta: n.theta,
+        rotates: model.arch.rotation != Rotation::None,
+        rope_factors: n.factors.as_ref().map(|f| FactorsReport {
+            set: f.set(args.n_ctx),
+            n_ctx: args.n_ctx,
+            original_context: f.original,
+            text: f.said(args.n_ctx),
+        }),
         yarn: n.yarn.map(|y| YarnReport {
             factor: y.factor,
             original_context: y.original,
@@ -225,7 +255,7 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], e
         }),
         conventions: Convention::ALL
             .map(|c| {
-                let s = model.spec(&Reading { convention: c, norm_eps: None });
+                let s = model.spec(&Reading { n_ctx: args.n_ctx, ..Reading::of(c) });
                 ConventionReport {
                     name: c.name(),
                     eps_attn: s.eps_attn,
@@ -239,11 +269,27 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], e
         context_length: model.context_length,
         attention_types,
         weights: shown.iter().map(|l| layer(model, gguf, *l)).collect(),
-        tensors: every.then(|| gguf.tensors().iter().map(TensorReport::from).collect()),
+        tensors: args.tensors.then(|| gguf.tensors().iter().map(TensorReport::from).collect()),
+        held_twice,
         data: None,
-        findings: lint(model),
+        findings,
         not_looked_at: NOT_LOOKED_AT,
     }
+}
+
+/// What is wrong or odd, by the headers, and by the weights of the layers that hold one twice.
+fn findings(model: &Model, shown: &[usize]) -> (Vec<Finding>, Vec<Difference>) {
+    let (mut findings, mut twice) = (lint(model), Vec::new());
+    for &n in shown {
+        // What can't be read is a finding of the headers.
+        for d in model.held_twice(n).unwrap_or_default() {
+            let severity = if d.too_far() { Severity::Warning } else { Severity::Note };
+            findings.push(Finding { severity, what: d.to_string(), place: format!("layer {n}") });
+            twice.push(d);
+        }
+    }
+    findings.sort_by_key(|f| f.severity);
+    (findings, twice)
 }
 
 /// Layers for multi-token prediction that are in the file.

@@ -93,6 +93,10 @@ pub struct RunArgs {
     /// eps of the q_a and kv_a norms, instead of the convention's
     #[arg(long, value_name = "X", value_parser = positive)]
     norm_eps: Option<f64>,
+    /// Positions of the session, as llama.cpp's -c: chooses between the short and the long rope factors of a model that has
+    /// both (MiniCPM3) [default: as many as it was trained on: the short ones]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    n_ctx: Option<u64>,
     /// Attention of models with a sparse indexer: `auto` is dense while every request fits its top_k
     #[arg(long, value_enum, default_value_t = AttentionArg::Auto)]
     attention: AttentionArg,
@@ -310,6 +314,7 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
     for w in model.source().warnings() {
         out.warn(&w);
     }
+    session(args.n_ctx, &model, &options.batch, out)?;
     attention(args.attention, &model, &options.batch, out)?;
     room(&model.geometry, &options)?;
     let layers = match &args.layer {
@@ -585,7 +590,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         contract,
         hidden,
         budget: Budget { alpha: args.budget, promise: args.promise },
-        reading: Reading { convention: args.convention, norm_eps: args.norm_eps },
+        reading: Reading { convention: args.convention, norm_eps: args.norm_eps, n_ctx: args.n_ctx },
         fault,
         save: args.save.clone(),
         gates: if args.gates { OUTPUTS.to_vec() } else { Vec::new() },
@@ -601,6 +606,29 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         },
     };
     Ok((options, choice))
+}
+
+/// Holds requests against the length of the session, and says where that length decides nothing.
+pub(super) fn session(
+    n_ctx: Option<u64>,
+    model: &Model,
+    batch: &Batch,
+    out: &mut Output,
+) -> Result<(), Failure> {
+    let Some(n_ctx) = n_ctx else { return Ok(()) };
+    let longest = batch.0.iter().map(|r| r.total()).max().unwrap_or(0);
+    if longest as u64 > n_ctx {
+        return Err(Failure::Input(format!(
+            "a request has {longest} tokens, more than a session of {n_ctx} positions holds\n  where: --n-ctx, --batch\n  do: pass a longer --n-ctx, or shorter requests"
+        )));
+    }
+    if model.numbers.factors.is_none() {
+        out.warn(&format!(
+            "architecture {} reads no two sets of rope factors from this file: --n-ctx decides nothing",
+            model.arch.name
+        ));
+    }
+    Ok(())
 }
 
 /// Models with a sparse indexer are the same as dense ones while every request fits its top_k.

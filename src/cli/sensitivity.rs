@@ -105,7 +105,7 @@ pub fn main(args: &SensitivityArgs, out: &mut Output) -> Result<u8, Failure> {
     })?;
     let index = args.layer.unwrap_or(first);
     let stored = model.weights(index).map_err(Failure::input)?;
-    let reading = Reading { convention: Convention::Auto, norm_eps: None };
+    let reading = Reading::of(Convention::Auto);
     let runner = OfFile { layer: Layer { index, spec: model.spec(&reading), weights: &stored } };
     let plan = Plan {
         seeds: args.seeds,

@@ -239,7 +239,10 @@ pub fn layer(
     // Of some heads alone, other layers' weights have other shapes.
     let others = heads.is_none().then_some(&neighbours as &dyn OtherLayers);
     let beside = Beside { conventions, others };
-    judged(&layer, stored.stored.clone(), stored.layout, capture, options, beside, progress)
+    let mut report =
+        judged(&layer, stored.stored.clone(), stored.layout, capture, options, beside, progress)?;
+    (_, report.notes) = model.remarks(index, reading)?;
+    Ok(report)
 }
 
 /// The report of a layer, from a model or without one.
@@ -279,6 +282,7 @@ fn judged(
         reference_cache: None,
         reference: Vec::new(),
         odd: Vec::new(),
+        notes: Vec::new(),
         forms_agree: None,
         seconds: 0.0,
         command: None,

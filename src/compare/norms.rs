@@ -201,11 +201,7 @@ pub fn judge(model: &Model, log: &[Logged], only: Option<usize>) -> Result<Vec<S
     let sound = || log.iter().filter(|l| l.norm.is_finite() && l.norm != 0.0);
     said.extend(replicated(sound()));
     // A temperature scales queries besides.
-    if model
-        .spec(&crate::model::Reading { convention: crate::model::Convention::Hf, norm_eps: None })
-        .temperature
-        .is_none()
-    {
+    if model.spec(&crate::model::Reading::of(crate::model::Convention::Hf)).temperature.is_none() {
         said.extend(rotated(sound()));
     }
     let layers: Vec<usize> = model.mla_layers().to_vec();

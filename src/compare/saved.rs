@@ -29,6 +29,8 @@ struct Manifest {
     engine: EngineName,
     convention: String,
     norm_eps: Option<f64>,
+    #[serde(default)]
+    n_ctx: Option<u64>,
     layer: usize,
     batch: String,
     positions: Vec<u64>,
@@ -125,7 +127,7 @@ impl Saved {
         let all = [Convention::Auto].into_iter().chain(Convention::ALL);
         let convention =
             all.into_iter().find(|c| c.name() == self.manifest.convention).unwrap_or(Convention::Auto);
-        Reading { convention, norm_eps: self.manifest.norm_eps }
+        Reading { convention, norm_eps: self.manifest.norm_eps, n_ctx: self.manifest.n_ctx }
     }
 
     fn bad(&self, what: impl Into<String>) -> CompareError {

@@ -11,13 +11,19 @@ float32 metadata. [`Numbers`] is what the file says; [`Numbers::spec`] is what a
 | YaRN betas | from the file | 32 and 1 always | from the file |
 | YaRN multiplier / 0.1 | rounded to 6 digits | float32 as stored | rounded to 6 digits |
 | YaRN without multiplier | cos, sin · g | cos, sin · g and scale · g² | cos, sin · g |
+| temperature scale | rounded to 6 digits | float32 as stored | rounded to 6 digits |
+| rope factors | rounded to 6 digits | float32 as stored | rounded to 6 digits |
+| cos, sin under rope factors | · m | as they are | · m |
 
-g = 1 + 0.1 ln factor. Sources: transformers 5.24 (modules build the q_a and kv_a norms without an eps
+g = 1 + 0.1 ln factor, m = [`Factors::magnitude`] (1 where the file was made for the length it was trained on). Where
+an architecture's scale is plain ([`YarnMultiplier::Plain`]) YaRN leaves it alone. Sources: transformers 5.24 (modules build the q_a and kv_a norms without an eps
 argument), llama.cpp 0c1e57098 (reads neither beta key for these architectures), vLLM's deepseek_v2.py.
 */
 
-use super::arch::{Architecture, YarnMultiplier};
-use mla_reference::{Geometry, Rope, Spec, Temperature};
+use super::Reading;
+use super::arch::{Architecture, Rotation, YarnMultiplier};
+use super::rope::{Factors, Yarn, plain_frequencies, significant, yarn_frequencies};
+use mla_reference::{Geometry, Pairing, Rope, Spec, Temperature};
 use serde::Serialize;
 
 /// Whose reading of a file.
@@ -55,21 +61,6 @@ impl Convention {
     }
 }
 
-/// YaRN as the file has it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Yarn {
-    /// rope.scaling.factor
-    pub factor: f64,
-    /// rope.scaling.original_context_length
-    pub original: f64,
-    /// rope.scaling.yarn_beta_fast, 32 where absent
-    pub beta_fast: f64,
-    /// rope.scaling.yarn_beta_slow, 1 where absent
-    pub beta_slow: f64,
-    /// rope.scaling.yarn_log_multiplier as stored
-    pub log_multiplier: Option<f64>,
-}
-
 /// The numbers of a file, before any convention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Numbers {
@@ -81,25 +72,52 @@ pub struct Numbers {
     pub yarn: Option<Yarn>,
     /// attention.temperature_scale and _length
     pub temperature: Option<Temperature>,
+    /// rope_factors_short.weight and _long
+    pub factors: Option<Factors>,
 }
 
 impl Numbers {
-    /// What a convention makes of the numbers. `norm_eps` replaces the eps of the q_a and kv_a norms.
-    pub fn spec(
-        &self,
-        arch: &Architecture,
-        geometry: Geometry,
-        convention: Convention,
-        norm_eps: Option<f64>,
-    ) -> Spec {
+    /// What a reading makes of the numbers.
+    pub fn spec(&self, arch: &Architecture, geometry: Geometry, reading: &Reading) -> Spec {
+        let convention = reading.convention;
         let llama = convention == Convention::LlamaCpp;
         let eps = if llama { self.eps } else { significant(self.eps, 2) };
         let own_eps = if matches!(convention, Convention::Hf | Convention::Auto) { 1e-6 } else { eps };
+        let (rope, factor_of_scale) = match arch.rotation {
+            // cos 0 = 1 and sin 0 = 0, and x·1 − y·0 = x in every format, up to the sign of a zero, which is judged in copies alone.
+            Rotation::None => {
+                let inv_freq = vec![0.0; geometry.rope / 2];
+                (Rope { inv_freq, magnitude: 1.0, pairing: Pairing::Adjacent }, 1.0)
+            }
+            Rotation::Pairs(pairing) => self.rope(arch, pairing, geometry.rope, reading, llama),
+        };
+        Spec {
+            geometry,
+            eps_attn: eps,
+            eps_latent: reading.norm_eps.unwrap_or(own_eps),
+            rope,
+            scale: factor_of_scale / (geometry.key() as f64).sqrt(),
+            temperature: self
+                .temperature
+                .filter(|_| arch.temperature)
+                .map(|t| Temperature { scale: if llama { t.scale } else { significant(t.scale, 6) }, ..t }),
+        }
+    }
+
+    /// The rotation of `width` columns, and what it puts into the softmax scale.
+    fn rope(
+        &self,
+        arch: &Architecture,
+        pairing: Pairing,
+        width: usize,
+        reading: &Reading,
+        llama: bool,
+    ) -> (Rope, f64) {
         let (mut magnitude, mut factor_of_scale) = (1.0, 1.0);
-        let mut inv_freq = plain_frequencies(self.theta, geometry.rope);
+        let mut inv_freq = plain_frequencies(self.theta, width);
         if let Some(y) = &self.yarn {
             let betas = if llama { (32.0, 1.0) } else { (y.beta_fast, y.beta_slow) };
-            inv_freq = yarn_frequencies(&inv_freq, self.theta, geometry.rope, y, betas);
+            inv_freq = yarn_frequencies(&inv_freq, self.theta, width, y, betas);
             let g = |m: f64| if y.factor <= 1.0 { 1.0 } else { 0.1 * m * libm::log(y.factor) + 1.0 };
             let stored = y.log_multiplier.filter(|_| arch.yarn == YarnMultiplier::Tenth);
             match stored.map(|m| if llama { f64::from(m as f32 / 0.1f32) } else { significant(m / 0.1, 6) }) {
@@ -107,45 +125,23 @@ impl Numbers {
                 Some(m) if m != 0.0 => factor_of_scale = g(m) * g(m),
                 _ => {
                     magnitude = g(1.0);
-                    if llama {
+                    if llama && arch.yarn != YarnMultiplier::Plain {
                         factor_of_scale = magnitude * magnitude;
                     }
                 }
             }
         }
-        Spec {
-            geometry,
-            eps_attn: eps,
-            eps_latent: norm_eps.unwrap_or(own_eps),
-            rope: Rope { inv_freq, magnitude, pairing: arch.pairing },
-            scale: factor_of_scale / (geometry.key() as f64).sqrt(),
-            temperature: self.temperature.filter(|_| arch.temperature),
+        if let Some(factors) = &self.factors {
+            let divisors = factors.of(factors.set(reading.n_ctx));
+            for (f, divisor) in inv_freq.iter_mut().zip(divisors) {
+                *f /= if llama { *divisor } else { significant(*divisor, 6) };
+            }
+            if !llama {
+                magnitude *= factors.magnitude();
+            }
         }
+        (Rope { inv_freq, magnitude, pairing }, factor_of_scale)
     }
-}
-
-/// θ^(−2j/P), j = 0 … P/2 − 1.
-fn plain_frequencies(theta: f64, width: usize) -> Vec<f64> {
-    (0..width / 2).map(|j| libm::pow(theta, -2.0 * j as f64 / width as f64)).collect()
-}
-
-/// YaRN's ramp between f and f / factor (arXiv 2309.00071, as transformers and llama.cpp compute it):
-/// `dim(r) = P·ln(orig / 2πr) / (2 ln θ)`, from ⌊dim(fast)⌋ to ⌈dim(slow)⌉.
-fn yarn_frequencies(plain: &[f64], theta: f64, width: usize, y: &Yarn, betas: (f64, f64)) -> Vec<f64> {
-    let width = width as f64;
-    let dim = |r: f64| width * libm::log(y.original / (r * std::f64::consts::TAU)) / (2.0 * libm::log(theta));
-    let low = dim(betas.0).floor().max(0.0);
-    let mut high = dim(betas.1).ceil().min(width - 1.0);
-    if low == high {
-        high += 0.001;
-    }
-    let ramp = |j: usize| ((j as f64 - low) / (high - low)).clamp(0.0, 1.0);
-    plain.iter().enumerate().map(|(j, f)| f * (1.0 - ramp(j)) + f / y.factor * ramp(j)).collect()
-}
-
-/// Rounded to so many significant decimal digits: the decimal that a float32 in a file stands for.
-fn significant(x: f64, digits: usize) -> f64 {
-    format!("{:.*e}", digits - 1, x).parse().unwrap_or(x)
 }
 
 #[cfg(test)]
@@ -153,6 +149,10 @@ mod tests {
     use super::*;
     use crate::model::deepseek2::DEEPSEEK2;
     use crate::model::glm_dsa::GLM_DSA;
+    use crate::model::kimi_linear::KIMI_LINEAR;
+    use crate::model::minicpm3::MINICPM3;
+    use crate::model::mistral4::MISTRAL4;
+    use crate::model::plm::PLM;
     use approx::assert_relative_eq;
 
     const V3: Geometry =
@@ -161,14 +161,15 @@ mod tests {
     fn numbers(factor: f64, multiplier: Option<f64>) -> Numbers {
         let yarn =
             Yarn { factor, original: 4096.0, beta_fast: 32.0, beta_slow: 1.0, log_multiplier: multiplier };
-        Numbers { eps: f64::from(1e-6f32), theta: 1e4, yarn: Some(yarn), temperature: None }
+        Numbers { eps: f64::from(1e-6f32), theta: 1e4, yarn: Some(yarn), temperature: None, factors: None }
     }
 
     /// Published values: 192^-1/2 · (0.1·m·ln factor + 1)².
     #[test]
     fn scale_of_known_models() {
-        let scale =
-            |f, m: f32| numbers(f, Some(f64::from(m))).spec(&DEEPSEEK2, V3, Convention::Hf, None).scale;
+        let scale = |f, m: f32| {
+            numbers(f, Some(f64::from(m))).spec(&DEEPSEEK2, V3, &Reading::of(Convention::Hf)).scale
+        };
         assert_relative_eq!(scale(40.0, 0.1), 0.135_233_78, max_relative = 1e-7);
         assert_relative_eq!(scale(40.0, 0.0707), 0.114_721_39, max_relative = 1e-7);
         assert_relative_eq!(scale(32.0, 0.1), 0.130_860_8, max_relative = 1e-6);
@@ -177,7 +178,7 @@ mod tests {
     /// DeepSeek-V3: low 10, high 23; the pairs outside the ramp are plain, or divided by the factor.
     #[test]
     fn yarn_ramp_lies_between_pairs_10_and_23() {
-        let s = numbers(40.0, Some(0.1)).spec(&DEEPSEEK2, V3, Convention::Hf, None);
+        let s = numbers(40.0, Some(0.1)).spec(&DEEPSEEK2, V3, &Reading::of(Convention::Hf));
         let plain = plain_frequencies(1e4, 64);
         assert_eq!(s.rope.inv_freq[10], plain[10]);
         assert!(s.rope.inv_freq[11] < plain[11]);
@@ -191,8 +192,8 @@ mod tests {
     fn yarn_ramp_ends_at_the_first_and_last_column() {
         let freq = |theta, original, beta_fast, beta_slow| {
             let yarn = Yarn { factor: 40.0, original, beta_fast, beta_slow, log_multiplier: Some(0.1) };
-            let n = Numbers { eps: 1e-6, theta, yarn: Some(yarn), temperature: None };
-            n.spec(&DEEPSEEK2, V3, Convention::Hf, None).rope.inv_freq
+            let n = Numbers { eps: 1e-6, theta, yarn: Some(yarn), temperature: None, factors: None };
+            n.spec(&DEEPSEEK2, V3, &Reading::of(Convention::Hf)).rope.inv_freq
         };
         // dim(32) = 32·ln(64/201)/ln 10⁴ = -4.0, dim(1) = 8.1: from 0, not from -4, to 9.
         let f = freq(1e4, 64.0, 32.0, 1.0);
@@ -212,7 +213,7 @@ mod tests {
     /// transformers: get_mscale is 1 up to factor 1; a multiplier of 0 is none; glm-dsa does not read the key.
     #[test]
     fn multipliers_that_are_none() {
-        let hf = |n: Numbers, arch| n.spec(arch, V3, Convention::Hf, None);
+        let hf = |n: Numbers, arch| n.spec(arch, V3, &Reading::of(Convention::Hf));
         assert_eq!(hf(numbers(0.5, Some(0.1)), &DEEPSEEK2).scale, 1.0 / 192f64.sqrt());
         let none = hf(numbers(40.0, None), &DEEPSEEK2);
         assert_eq!(hf(numbers(40.0, Some(0.0)), &DEEPSEEK2), none);
@@ -229,7 +230,7 @@ mod tests {
         let with = |beta_fast, beta_slow, c| {
             let mut n = numbers(40.0, Some(0.1));
             n.yarn = n.yarn.map(|y| Yarn { beta_fast, beta_slow, ..y });
-            n.spec(&DEEPSEEK2, V3, c, None).rope.inv_freq
+            n.spec(&DEEPSEEK2, V3, &Reading::of(c)).rope.inv_freq
         };
         let usual = with(32.0, 1.0, Convention::Hf);
         for c in Convention::ALL {
@@ -240,13 +241,77 @@ mod tests {
     #[test]
     fn conventions_differ_where_the_table_says() {
         let n = Numbers { eps: f64::from(1e-5f32), ..numbers(40.0, None) };
-        let [hf, llama, vllm, _] = Convention::ALL.map(|c| n.spec(&DEEPSEEK2, V3, c, None));
+        let [hf, llama, vllm, _] = Convention::ALL.map(|c| n.spec(&DEEPSEEK2, V3, &Reading::of(c)));
         assert_eq!((hf.eps_attn, hf.eps_latent), (1e-5, 1e-6));
         assert_eq!((llama.eps_attn, llama.eps_latent), (f64::from(1e-5f32), f64::from(1e-5f32)));
         assert_eq!((vllm.eps_attn, vllm.eps_latent), (1e-5, 1e-5));
         let g = 1.0 + 0.1 * 40f64.ln();
         assert_relative_eq!(hf.rope.magnitude, g, max_relative = 1e-15);
         assert_relative_eq!(llama.scale / hf.scale, g * g, max_relative = 1e-15);
-        assert_eq!(n.spec(&DEEPSEEK2, V3, Convention::Hf, Some(3e-5)).eps_latent, 3e-5);
+        assert_eq!(
+            n.spec(&DEEPSEEK2, V3, &Reading { norm_eps: Some(3e-5), ..Reading::of(Convention::Hf) })
+                .eps_latent,
+            3e-5
+        );
+    }
+
+    const MINICPM: Geometry =
+        Geometry { hidden: 2560, heads: 40, q_rank: 768, latent: 256, rope: 32, nope: 64, value: 64 };
+
+    /// Factors 1.1 (float32) and 2, for a model trained on 32,768 positions and made for four times as many.
+    fn longrope() -> Numbers {
+        let factors = Factors {
+            short: vec![f64::from(1.1f32); 16],
+            long: vec![2.0; 16],
+            original: 32_768.0,
+            context: 131_072.0,
+        };
+        Numbers { eps: 1e-5, theta: 1e4, yarn: None, temperature: None, factors: Some(factors) }
+    }
+
+    /// Which set: by the session's length. transformers' magnitude √(1 + ln 4 / ln 32768), none in llama.cpp; the scale is plain.
+    #[test]
+    fn rope_factors_are_chosen_by_the_session() {
+        let spec = |c, n_ctx| longrope().spec(&MINICPM3, MINICPM, &Reading { n_ctx, ..Reading::of(c) });
+        let plain = plain_frequencies(1e4, 32);
+        for (n_ctx, divisor) in [(None, 1.1), (Some(32_768), 1.1), (Some(32_769), 2.0)] {
+            let s = spec(Convention::Hf, n_ctx);
+            for (f, p) in s.rope.inv_freq.iter().zip(&plain) {
+                assert_relative_eq!(*f, p / divisor, max_relative = 1e-15);
+            }
+            assert_relative_eq!(s.rope.magnitude, 1.064_581_294_844_754_2, max_relative = 1e-15);
+            assert_eq!((s.rope.pairing, s.scale), (Pairing::Half, 1.0 / 96f64.sqrt()));
+        }
+        let llama = spec(Convention::LlamaCpp, None);
+        assert_eq!(llama.rope.magnitude, 1.0);
+        assert_relative_eq!(llama.rope.inv_freq[0], 1.0 / f64::from(1.1f32), max_relative = 1e-15);
+    }
+
+    /// No angle, whatever the file says of rope; the scale has no factor of YaRN's.
+    #[test]
+    fn no_rotation_is_no_angle() {
+        let s = numbers(40.0, Some(0.1)).spec(&KIMI_LINEAR, V3, &Reading::of(Convention::LlamaCpp));
+        assert!(s.rope.inv_freq.iter().all(|f| *f == 0.0) && s.rope.inv_freq.len() == 32);
+        assert_eq!((s.rope.magnitude, s.scale), (1.0, 1.0 / 192f64.sqrt()));
+        // Where the scale is plain, YaRN is in cos and sin alone.
+        let s = numbers(40.0, Some(0.1)).spec(&PLM, V3, &Reading::of(Convention::LlamaCpp));
+        assert_relative_eq!(s.rope.magnitude, 1.0 + 0.1 * 40f64.ln(), max_relative = 1e-15);
+        assert_eq!(s.scale, 1.0 / 192f64.sqrt());
+    }
+
+    /// The decimal of float32 0.1 for all but llama.cpp.
+    #[test]
+    fn temperature_is_the_decimal_but_for_llama_cpp() {
+        let hot = Temperature { scale: f64::from(0.1f32), length: 8192.0 };
+        let n = Numbers { temperature: Some(hot), ..numbers(128.0, Some(0.1)) };
+        for c in Convention::ALL {
+            let scale = n.spec(&MISTRAL4, V3, &Reading::of(c)).temperature.unwrap().scale;
+            assert_eq!(
+                scale,
+                if c == Convention::LlamaCpp { f64::from(0.1f32) } else { 0.1 },
+                "{}",
+                c.name()
+            );
+        }
     }
 }

@@ -12,6 +12,7 @@ layers with the same answer become one finding. Names, keys and layouts: llama.c
 mod conventions;
 mod file_type;
 
+use super::arch::{Layers, Query, Widths};
 use super::weights::{LEGACY, dims};
 use super::{Model, in_layer, list, scale};
 use crate::gguf::{Gguf, TensorInfo};
@@ -95,6 +96,9 @@ pub fn lint(model: &Model) -> Vec<Finding> {
     }
     let mtp = model.mtp_layers();
     let mut lint = Lint { model, gguf, layers, mtp, found: Vec::new(), by_layer: BTreeMap::new() };
+    if let Some(what) = model.arch.warning() {
+        lint.metadata(Severity::Warning, what);
+    }
     lint.count();
     lint.weights();
     lint.layout();
@@ -147,11 +151,15 @@ impl Lint<'_> {
                 format!("layers {} lie beyond block_count {blocks}: no engine reads them", list(&beyond));
             self.metadata(Severity::Warning, what);
         }
-        // Every layer of these architectures has MLA. Holes are sought between the layers that are there, so that a
-        // mad block_count costs nothing.
+        // Every layer has MLA, but for those that the metadata says are of another kind (as many as its array is long). Holes
+        // are sought between the layers that are there, so that a mad block_count costs nothing.
+        let others = self.model.other_layers();
+        let there: BTreeSet<usize> = self.layers.keys().copied().filter(|n| *n < blocks).collect();
+        let left_out: Vec<usize> = others.iter().copied().filter(|n| !there.contains(n)).collect();
         let mut next = 0;
         let mut holes: Vec<Range<usize>> = Vec::new();
-        for n in self.layers.keys().copied().filter(|n| *n < blocks).chain([blocks]) {
+        for n in there.iter().chain(&others).copied().collect::<BTreeSet<usize>>().into_iter().chain([blocks])
+        {
             if n > next {
                 holes.push(next..n);
             }
@@ -169,6 +177,14 @@ impl Lint<'_> {
             let names = holes.iter().map(name).collect::<Vec<_>>().join(", ");
             let what = format!("block_count is {blocks}, but there are no tensors of layers {names}: {why}");
             self.metadata(severity, what);
+        }
+        if !left_out.is_empty() {
+            let what = format!(
+                "layers {} are not MLA layers ({} is 0 there) and have no tensors: attention of the others is all that can be run",
+                list(&left_out),
+                self.key("attention.head_count_kv")
+            );
+            self.metadata(Severity::Note, what);
         }
         let mtp: Vec<usize> = self.layers.keys().copied().filter(|n| self.mtp.contains(n)).collect();
         if !mtp.is_empty() {
@@ -191,6 +207,21 @@ impl Lint<'_> {
         let g = self.model.geometry;
         let mut found: Vec<(usize, Severity, String)> = Vec::new();
         for (&n, layer) in self.layers.range(..self.model.blocks) {
+            let kv_a = layer.get(Weight::WKvA).is_some();
+            if self.model.other_attention(n) {
+                if kv_a {
+                    let key = self.key("attention.head_count_kv");
+                    let what = format!(
+                        "{key} is 0, which means that the layer has no MLA attention, but it has its tensors; `run` takes it for one"
+                    );
+                    found.push((n, Severity::Warning, what));
+                }
+                continue;
+            }
+            // Whether a layer of mixed kinds has MLA attention is not said: by what it holds.
+            if self.model.mixed_and_silent() && !kv_a {
+                continue;
+            }
             if !layer.attention() {
                 let severity = if self.mtp.contains(&n) { Severity::Warning } else { Severity::Defect };
                 found.push((n, severity, "no attention tensors".into()));
@@ -320,6 +351,13 @@ impl Lint<'_> {
             );
             self.by_layer.insert((Severity::Warning, what), split.iter().copied().collect());
         }
+        if self.model.arch.widths == Widths::Plain && !split.is_empty() {
+            let what = format!(
+                "attn_k_b, but engines look for {LEGACY} in files of architecture {}; `run` takes attn_k_b",
+                self.model.arch.name
+            );
+            self.by_layer.insert((Severity::Warning, what), split.iter().copied().collect());
+        }
         let expected = if split.is_empty() { g.heads as u64 } else { 1 };
         let (layout, key) =
             (if split.is_empty() { LEGACY } else { "attn_k_b" }, self.key("attention.head_count_kv"));
@@ -327,7 +365,11 @@ impl Lint<'_> {
         let odd = match &found {
             // Absent means as many as heads.
             None => (expected == 1 && g.heads > 1).then(|| format!("absent, which means {}", g.heads)),
-            Some(all) => all.iter().find(|n| **n != expected).map(u64::to_string),
+            // 0: a layer without MLA attention, where there may be some.
+            Some(all) => {
+                let other = self.model.arch.layers == Layers::ByHeadCountKv;
+                all.iter().find(|n| **n != expected && !(other && **n == 0)).map(u64::to_string)
+            }
         };
         if let Some(odd) = odd.filter(|_| !(split.is_empty() && legacy.is_empty())) {
             let what = format!(
@@ -349,12 +391,28 @@ impl Lint<'_> {
             ("attention.key_length", g.cache(), "kv_lora_rank + rope.dimension_count"),
             ("attention.value_length", g.latent, "kv_lora_rank"),
         ];
-        for (name, wanted, why) in wanted.into_iter().filter(|_| mla_keys) {
+        let count = if self.model.arch.value_length_counts { 2 } else { 1 };
+        for (name, wanted, why) in wanted.into_iter().take(count).filter(|_| mla_keys) {
             let odd = self.ints(name).unwrap_or_default().into_iter().find(|n| *n != wanted as u64);
             if let Some(found) = odd {
                 let what = format!("{} is {found}, but a cache row has {wanted} ({why})", self.key(name));
                 self.metadata(Severity::Warning, what);
             }
+        }
+        if self.model.arch.query == Query::Direct {
+            let rank = self.ints("attention.q_lora_rank").unwrap_or_default().into_iter().find(|r| *r > 0);
+            if let Some(rank) = rank {
+                let what = format!(
+                    "{} is {rank}, but engines of architecture {} make queries straight from the hidden state, and so does `run`",
+                    self.key("attention.q_lora_rank"),
+                    self.model.arch.name
+                );
+                self.metadata(Severity::Warning, what);
+            }
+        }
+        if self.model.arch.factors && self.model.numbers.factors.is_none() {
+            let what = "no rope_factors_short.weight and rope_factors_long.weight: frequencies are taken as they are";
+            self.metadata(Severity::Warning, what.into());
         }
         let embedding = self.gguf.tensor("token_embd.weight").and_then(|t| t.dims.first().copied());
         if let Some(found) = embedding.filter(|n| *n != g.hidden as u64) {

@@ -6,25 +6,34 @@ of them. Whatever a file lacks or contradicts is an error that names the key or 
 */
 
 pub mod arch;
+mod both;
 mod choose;
 mod convention;
 mod deepseek2;
+mod deepseek32;
 mod glm_dsa;
 mod grid;
+mod kimi_linear;
 pub mod lint;
+mod minicpm3;
+mod mistral4;
+mod plm;
 mod read;
+mod rope;
 mod scale;
 mod source;
 mod weights;
 
+pub use both::Difference;
 pub use choose::{Chosen, among, choose};
-pub use convention::{Convention, Numbers, Yarn};
+pub use convention::{Convention, Numbers};
 pub use grid::Grid;
+pub use rope::{FactorSet, Factors, Yarn};
 pub use source::{Held, Source, Taken};
 pub use weights::{LEGACY, LayerWeights, Layout, Stored};
 
 use crate::gguf::{Gguf, GgufError};
-use arch::Architecture;
+use arch::{Architecture, Layers};
 use mla_reference::{Geometry, Spec, Weights};
 use std::ops::Range;
 use std::path::Path;
@@ -47,10 +56,10 @@ pub enum ModelError {
     Gguf(#[from] GgufError),
     /// Another architecture.
     #[error(
-        "architecture '{found}' is not supported\n  where: {file}, general.architecture\n  do: use a file of {supported}"
+        "architecture '{found}' is not supported: {why}\n  where: {file}, general.architecture\n  do: use a file of {supported}"
     )]
     #[allow(missing_docs)]
-    Architecture { found: String, file: String, supported: String },
+    Architecture { found: String, why: &'static str, file: String, supported: String },
     /// A key is missing.
     #[error(
         "the key {key} is missing ({meaning})\n  where: {file}, metadata\n  do: convert the model again with a current converter"
@@ -79,6 +88,12 @@ pub enum ModelError {
     )]
     #[allow(missing_docs)]
     WrongScale { scale: String, tensor: String, found: String, file: String },
+    /// A tensor's values make no sense.
+    #[error(
+        "tensor {tensor} holds {found}, {why}\n  where: {file}\n  do: convert the model again, or mend the tensor"
+    )]
+    #[allow(missing_docs)]
+    BadValue { tensor: String, found: String, why: &'static str, file: String },
     /// A weight's type can't be decoded.
     #[error(
         "tensor {tensor} has type {ty}, which can't be decoded\n  where: {file}\n  do: use a file whose attention weights are among {supported}"
@@ -100,11 +115,21 @@ pub struct Reading {
     pub convention: Convention,
     /// eps of the q_a and kv_a norms, instead of the convention's.
     pub norm_eps: Option<f64>,
+    /// Positions of the session, which choose between the two sets of rope factors where a model has them; None: as many
+    /// as it was trained on.
+    pub n_ctx: Option<u64>,
+}
+
+impl Reading {
+    /// By a convention, with nothing of its own.
+    pub const fn of(convention: Convention) -> Reading {
+        Reading { convention, norm_eps: None, n_ctx: None }
+    }
 }
 
 impl Default for Reading {
     fn default() -> Self {
-        Reading { convention: Convention::Auto, norm_eps: None }
+        Reading::of(Convention::Auto)
     }
 }
 
@@ -121,6 +146,8 @@ pub struct Model {
     pub blocks: usize,
     /// How many of them, the last ones, are for multi-token prediction.
     mtp: usize,
+    /// attention.head_count_kv, where it says which layers have MLA attention: one value, or one a layer.
+    kv_heads: Option<Vec<u64>>,
     /// Keys that a sparse indexer keeps, where there is one.
     pub top_k: Option<usize>,
     /// Length the model was made for.
@@ -152,7 +179,7 @@ impl Model {
 
     /// What a convention makes of the file.
     pub fn spec(&self, reading: &Reading) -> Spec {
-        self.numbers.spec(self.arch, self.geometry, reading.convention, reading.norm_eps)
+        self.numbers.spec(self.arch, self.geometry, reading)
     }
 
     /// Layers with MLA attention, in order.
@@ -162,6 +189,54 @@ impl Model {
         with.retain(|n| *n < self.blocks);
         with.sort_unstable();
         with
+    }
+
+    /// Whether the metadata says that a layer has another attention than MLA.
+    pub fn other_attention(&self, layer: usize) -> bool {
+        let says = self.kv_heads.as_deref().and_then(|all| match all {
+            [one] => Some(one),
+            all => all.get(layer),
+        });
+        says == Some(&0)
+    }
+
+    /// Layers that the metadata says have another attention than MLA.
+    pub(crate) fn other_layers(&self) -> Vec<usize> {
+        let said = self.kv_heads.as_ref().map_or(0, |all| all.len().min(self.blocks));
+        (0..said).filter(|n| self.other_attention(*n)).collect()
+    }
+
+    /// Whether layers may be of several kinds and the metadata does not say which is which.
+    pub(crate) fn mixed_and_silent(&self) -> bool {
+        self.arch.layers == Layers::ByHeadCountKv && self.kv_heads.is_none()
+    }
+
+    /// Which set of rope factors a reading takes, where the model has two.
+    pub fn factor_set(&self, reading: &Reading) -> Option<FactorSet> {
+        self.numbers.factors.as_ref().map(|f| f.set(reading.n_ctx))
+    }
+
+    /// How far attn_kv_b is from attn_k_b and attn_v_b in a layer that has all three; nothing for any other layer.
+    ///
+    /// # Errors
+    /// Weights that can't be read.
+    pub fn held_twice(&self, layer: usize) -> Result<Vec<Difference>, ModelError> {
+        self.gguf().map_or(Ok(Vec::new()), |gguf| both::differences(gguf, layer, &self.geometry))
+    }
+
+    /// What is to be said of a layer as it is read: what is odd about it, and what was chosen.
+    ///
+    /// # Errors
+    /// Weights that can't be read.
+    pub fn remarks(&self, layer: usize, reading: &Reading) -> Result<(Vec<String>, Vec<String>), ModelError> {
+        let (mut odd, mut notes) = (Vec::new(), Vec::new());
+        if let Some(f) = &self.numbers.factors {
+            notes.push(f.said(reading.n_ctx));
+        }
+        for d in self.held_twice(layer)? {
+            if d.too_far() { odd.push(d.to_string()) } else { notes.push(d.to_string()) }
+        }
+        Ok((odd, notes))
     }
 
     /// Layers for multi-token prediction: the last ones, where the metadata counts any.

@@ -106,12 +106,22 @@ pub(super) fn from_gguf<'a>(
     })?;
     let (_, cols) = matrix(weight, g, from_kv_b);
     check_shape(gguf, info, weight, g, from_kv_b)?;
-    let rows = blocks(gguf, info, cols)?;
-    let (ty, rows): (String, Box<dyn Rows>) = match scale::of(gguf, &name, || file(gguf))? {
-        None => (info.ty.to_string(), Box::new(rows)),
-        Some(scale) => (format!("{} scaled", info.ty), Box::new(Scaled { rows, scale })),
-    };
+    let (scaled, rows) = values(gguf, info, cols)?;
+    let ty = if scaled { format!("{} scaled", info.ty) } else { info.ty.to_string() };
     Ok(Taken { tensor: name, ty, rows })
+}
+
+/// A tensor's values in rows of `cols`, times its scale where it has one; whether it has.
+pub(super) fn values<'a>(
+    gguf: &'a Gguf,
+    info: &TensorInfo,
+    cols: usize,
+) -> Result<(bool, Box<dyn Rows + 'a>), ModelError> {
+    let rows = blocks(gguf, info, cols)?;
+    Ok(match scale::of(gguf, &info.name, || file(gguf))? {
+        None => (false, Box::new(rows)),
+        Some(scale) => (true, Box::new(Scaled { rows, scale })),
+    })
 }
 
 /// Name of a layer's tensor in a GGUF file.
@@ -127,7 +137,7 @@ fn file(gguf: &Gguf) -> String {
     gguf.parts().first().map(|p| p.path().display().to_string()).unwrap_or_default()
 }
 
-fn blocks<'a>(gguf: &'a Gguf, info: &TensorInfo, cols: usize) -> Result<Blocks<'a>, ModelError> {
+pub(super) fn blocks<'a>(gguf: &'a Gguf, info: &TensorInfo, cols: usize) -> Result<Blocks<'a>, ModelError> {
     let bytes = gguf.bytes(info)?;
     let undecodable = || ModelError::UnsupportedType {
         tensor: info.name.clone(),

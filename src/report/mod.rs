@@ -185,6 +185,9 @@ pub struct ModelReport {
     /// Those with MLA attention.
     #[serde(default)]
     pub mla_layers: Vec<usize>,
+    /// What whoever reads a verdict about this model has to know of the program: an architecture that nobody verified.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 impl Report {
@@ -210,6 +213,7 @@ impl ModelReport {
             name: None,
             layers: 0,
             mla_layers: Vec::new(),
+            warnings: Vec::new(),
         }
     }
 
@@ -223,6 +227,7 @@ impl ModelReport {
             name: model.source().name().map(|n| n.escape_debug().to_string()),
             layers: model.blocks,
             mla_layers: model.mla_layers(),
+            warnings: model.arch.warning().into_iter().collect(),
         }
     }
 }
@@ -321,6 +326,9 @@ pub struct LayerReport {
     pub reference: Vec<(TensorId, Digest)>,
     /// What is odd in the weights themselves.
     pub odd: Vec<String>,
+    /// How the file was read where it could be read in two ways: rope factors, weights that it holds twice.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// Engine `reference`: largest difference between the forms, relative to the largest value.
     pub forms_agree: Option<f64>,
     /// Wall time.

@@ -81,6 +81,7 @@ pub fn layer(index: usize) -> LayerReport {
         reference_cache: None,
         reference: Vec::new(),
         odd: Vec::new(),
+        notes: Vec::new(),
         forms_agree: None,
         seconds: 1.0 + index as f64,
         command: None,
@@ -96,6 +97,7 @@ pub fn report(layers: &[usize]) -> Report {
         name: Some("A".into()),
         layers: 4,
         mla_layers: vec![1, 2, 3],
+        warnings: Vec::new(),
     };
     let mut r = Report {
         convention: "hf (auto)",

@@ -176,6 +176,12 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         _ => format!("{files}, {}, convention {}", m.architecture, report.convention),
     };
     wrapped(out, "model     ", &model, width);
+    for w in &m.warnings {
+        wrapped(out, "warning   ", w, width);
+    }
+    for n in &l.notes {
+        wrapped(out, "          ", n, width);
+    }
     wrapped(out, "engine    ", &format!("{}; {}", l.engine.device, report.engine_choice), width);
     wrapped(out, "contract  ", &l.contract_text, width);
     if accused {

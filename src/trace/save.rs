@@ -64,6 +64,8 @@ struct Manifest<'a> {
     engine: &'a Description,
     convention: &'static str,
     norm_eps: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    n_ctx: Option<u64>,
     layer: usize,
     batch: String,
     positions: &'a [u64],
@@ -127,6 +129,7 @@ impl Saver {
             engine,
             convention: reading.convention.name(),
             norm_eps: reading.norm_eps,
+            n_ctx: reading.n_ctx,
             layer: self.layer,
             batch: case.batch.to_string(),
             positions: &case.plan.positions,

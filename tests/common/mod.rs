@@ -27,6 +27,18 @@ pub const MODELS: [(&str, &str); 2] = [
     ("glm5dims.Q4_K_M", "models/glm5dims.Q4_K_M.gguf"),
 ];
 
+/// Every model of the repository whose attention other software computed (`fixtures/oracle/NAME.safetensors`).
+pub const ORACLE: [(&str, &str); 8] = [
+    MODELS[0],
+    MODELS[1],
+    ("dsv32dims.Q4_K_M", "models/dsv32dims.Q4_K_M.gguf"),
+    ("glm5dec.Q4_K_M", "models/glm5dec.Q4_K_M.gguf"),
+    ("kimi_linear_dims.Q4_K_M", "models/kimi_linear_dims.Q4_K_M.gguf"),
+    ("minicpm3dims.Q4_K_M", "models/minicpm3dims.Q4_K_M.gguf"),
+    ("mistral4dims.Q4_K_M", "models/mistral4dims.Q4_K_M.gguf"),
+    ("plm_dims.Q4_K_M", "models/plm_dims.Q4_K_M.gguf"),
+];
+
 /// Arrays of a .safetensors file in float64.
 pub fn arrays(path: &Path) -> HashMap<String, ArrayD<f64>> {
     let bytes = std::fs::read(path).unwrap();

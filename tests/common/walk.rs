@@ -69,7 +69,7 @@ fn container(gguf: &Gguf, sum: &mut u64) {
 fn layers(model: &Model, r: &mut Reached) {
     let mut add = |n: usize| r.sum = r.sum.wrapping_add(n as u64);
     for c in Convention::ALL {
-        add(model.spec(&Reading { convention: c, norm_eps: None }).scale.to_bits() as usize);
+        add(model.spec(&Reading { convention: c, ..Reading::default() }).scale.to_bits() as usize);
     }
     lint(model).iter().for_each(|f| add(f.what.len() + f.place.len()));
     for layer in model.mla_layers().into_iter().take(4) {

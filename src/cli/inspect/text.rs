@@ -74,6 +74,7 @@ pub(super) fn text(r: &Report, width: usize) -> String {
     line("layers", &(mla + &mtp));
     let context = r.context_length.map_or(String::new(), |n| format!("; made for {n} positions"));
     let rope = match &r.yarn {
+        _ if !r.rotates => "none: rope columns are used as they are".to_string(),
         None => format!("base {}, no scaling", short(r.rope_theta)),
         Some(y) => format!(
             "base {}, YaRN factor {} over {}, betas {} and {}, {}",
@@ -86,6 +87,9 @@ pub(super) fn text(r: &Report, width: usize) -> String {
         ),
     };
     line("rope", &(rope + &context));
+    if let Some(f) = &r.rope_factors {
+        line("", &f.text);
+    }
     if let Some(k) = r.top_k {
         line("indexer", &format!("keeps {k} keys: requests up to that length are dense attention"));
     }

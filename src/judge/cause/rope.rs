@@ -142,8 +142,13 @@ fn positions<'a>(scene: &Scene<'a>, what: &str, add: &mut dyn FnMut(String, Stri
 fn frequencies<'a>(scene: &Scene<'a>, what: &str, add: &mut dyn FnMut(String, String, Change<'a>)) {
     let spec = scene.spec();
     let (rope, width) = (&spec.rope, spec.geometry.rope as f64);
-    // YaRN leaves the fast frequencies alone, so the second one tells the base.
-    let base = rope.inv_freq.get(1).map_or(f64::NAN, |f| f.powf(-width / 2.0));
+    // YaRN leaves the fast frequencies alone, so the second one tells the base, if the third one is its square. It is not where
+    // factors divide frequencies, nor where nothing is rotated.
+    let base = match rope.inv_freq.as_slice() {
+        [_, f, g, ..] if (g / (f * f) - 1.0).abs() < 1e-6 => Some(f.powf(-width / 2.0)),
+        [_, f] if *f > 0.0 => Some(f.powf(-width / 2.0)),
+        _ => None,
+    };
     let plain = |base: f64| -> Vec<f64> {
         (0..rope.inv_freq.len()).map(|j| base.powf(-2.0 * j as f64 / width)).collect()
     };
@@ -153,13 +158,23 @@ fn frequencies<'a>(scene: &Scene<'a>, what: &str, add: &mut dyn FnMut(String, St
             add(name, text, Change::spec(spec, |s| s.rope.inv_freq = freq));
         }
     };
-    set(
-        "rope without YaRN".into(),
-        format!("{what} is rotated by plain frequencies of base {base:.0}: YaRN is left out"),
-        plain(base),
-    );
-    for other in BASES.into_iter().filter(|b| (b / base - 1.0).abs() > 1e-3) {
-        let text = format!("{what} is rotated with base {other:.0}, not {base:.0}");
+    if let Some(base) = base {
+        set(
+            "rope without YaRN".into(),
+            format!("{what} is rotated by plain frequencies of base {base:.0}: YaRN is left out"),
+            plain(base),
+        );
+    }
+    for other in BASES.into_iter().filter(|other| base.is_none_or(|b| (other / b - 1.0).abs() > 1e-3)) {
+        let text = match base {
+            Some(base) => format!("{what} is rotated with base {other:.0}, not {base:.0}"),
+            None if rope.inv_freq.iter().all(|f| *f == 0.0) => {
+                format!("{what} is rotated with base {other:.0}, but the model rotates nothing")
+            }
+            None => format!(
+                "{what} is rotated by plain frequencies of base {other:.0}: the model's factors are left out"
+            ),
+        };
         set(format!("rope base {other:.0}"), text, plain(other));
     }
     if (rope.magnitude - 1.0).abs() > 1e-9 {

@@ -10,7 +10,7 @@ use mla_reference::Spec;
 
 /// What each convention makes of the file; a sentence for every quantity that they disagree about.
 pub(super) fn differences(model: &Model) -> Vec<String> {
-    let specs = Convention::ALL.map(|c| (c, model.spec(&Reading { convention: c, norm_eps: None })));
+    let specs = Convention::ALL.map(|c| (c, model.spec(&Reading::of(c))));
     QUANTITIES.iter().filter_map(|q| q.differs(&specs)).collect()
 }
 
