@@ -77,7 +77,7 @@ struct Report {
     /// Types of the attention weights of all layers, with how many tensors have them.
     attention_types: BTreeMap<String, usize>,
     weights: Vec<LayerReport>,
-    /// Of the layers that are listed: attn_kv_b against attn_k_b and attn_v_b, where all are there.
+    /// Of the layers that are listed, or read: attn_kv_b against attn_k_b and attn_v_b, where all are there.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     held_twice: Vec<Difference>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -233,7 +233,8 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], a
         }
     }
     let n = &model.numbers;
-    let (findings, held_twice) = findings(model, shown);
+    let compared = if args.data && args.layer.is_none() { &mla_layers } else { shown };
+    let (findings, held_twice) = findings(model, compared);
     Report {
         schema: "mla-check.inspect",
         version: 1,

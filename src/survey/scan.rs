@@ -3,7 +3,7 @@ One pass over a tensor's values.
 
 Rows are cut into chunks by the shape alone, chunks go to threads as they are free, and their results are added in the
 order of the rows: the same numbers on any number of threads. Inside a chunk values are decoded into a buffer that
-fits the cache, then squared and summed in eight lanes, on machines with AVX2 and without it in the same order.
+fits the cache, then squared and summed in lanes, on machines with AVX2 and without it in the same order.
 
 What is rare is looked for where it can be told cheaply: NaN and infinities where a sum is not finite, zeros where the
 first value of a block is zero, constant rows until the first value that differs.
@@ -64,6 +64,8 @@ struct Part {
     /// Sums of squares by slot (head, or group of a head), from this slot on.
     first_slot: usize,
     slots: Vec<f64>,
+    /// Of the part of a row that is looked at: (slot, sum).
+    piece: Vec<(usize, f64)>,
 }
 
 /// Statistics of a tensor, and sums of squares: one a head, or two a head where its rows are of two groups. `progress`
@@ -165,7 +167,13 @@ impl<'a> Layout<'a> {
             Heads::Columns { each } => self.cols.div_ceil(each.max(1)),
             _ => self.slot(rows.end - 1) + 1 - first_slot,
         };
-        let mut part = Part { stats: Stats::default(), squares: 0.0, first_slot, slots: vec![0.0; slots] };
+        let mut part = Part {
+            stats: Stats::default(),
+            squares: 0.0,
+            first_slot,
+            slots: vec![0.0; slots],
+            piece: Vec::new(),
+        };
         // Whole rows where several fit into the buffer, else parts of a row.
         let at_a_time = (BUFFER / self.cols).max(1);
         let mut buffer = vec![0.0; BUFFER.min(at_a_time * self.cols)];
@@ -217,25 +225,38 @@ impl<'a> Layout<'a> {
     /// Takes in a part of a row.
     fn piece(&self, row: usize, k0: usize, piece: &mut [f64], part: &mut Part) {
         self.blocks(row, k0, piece, &mut part.stats);
-        let (mut sum, mut largest) = squares(piece);
+        let (mut sum, mut largest) = self.sums(row, k0, piece, &mut part.piece);
         if !sum.is_finite() {
             self.bad(row, k0, piece, &mut part.stats);
-            (sum, largest) = squares(piece);
+            (sum, largest) = self.sums(row, k0, piece, &mut part.piece);
         }
         part.squares += sum;
         part.stats.largest = part.stats.largest.max(largest);
-        match self.heads {
-            Heads::Columns { each } => {
-                let mut k = 0;
-                while k < piece.len() {
-                    let slot = (k0 + k) / each;
-                    let end = piece.len().min((slot + 1) * each - k0);
-                    part.slots[slot] += squares(&piece[k..end]).0;
-                    k = end;
-                }
-            }
-            _ => part.slots[self.slot(row) - part.first_slot] += sum,
+        for (slot, sum) in part.piece.drain(..) {
+            part.slots[slot - part.first_slot] += sum;
         }
+    }
+
+    /// Sum of squares and largest magnitude of a part of a row; `by_slot`: sums of squares by slot.
+    fn sums(&self, row: usize, k0: usize, piece: &[f64], by_slot: &mut Vec<(usize, f64)>) -> (f64, f64) {
+        let Heads::Columns { each } = self.heads else {
+            let (sum, largest) = squares(piece);
+            by_slot.clear();
+            by_slot.push((self.slot(row), sum));
+            return (sum, largest);
+        };
+        by_slot.clear();
+        let (mut all, mut largest, mut k) = (0.0, 0.0f64, 0);
+        while k < piece.len() {
+            let slot = (k0 + k) / each;
+            let end = piece.len().min((slot + 1) * each - k0);
+            let (sum, most) = squares(&piece[k..end]);
+            by_slot.push((slot, sum));
+            all += sum;
+            largest = largest.max(most);
+            k = end;
+        }
+        (all, largest)
     }
 
     fn block_index(&self, row: usize, k: usize) -> u64 {
@@ -310,14 +331,17 @@ fn squares_avx2(x: &[f64]) -> (f64, f64) {
     lanes(x)
 }
 
-/// Eight sums side by side: the same roundings however wide the machine's registers are (no fused multiply-add).
+/// Sums side by side: enough that additions do not wait for each other.
+const LANES: usize = 16;
+
+/// The same roundings however wide the machine's registers are: lanes in order, no fused multiply-add.
 #[inline(always)]
 fn lanes(x: &[f64]) -> (f64, f64) {
-    let (mut sums, mut most) = ([0.0f64; 8], [0.0f64; 8]);
-    let (eights, rest) = x.as_chunks::<8>();
-    for eight in eights {
-        for i in 0..8 {
-            let v = eight[i];
+    let (mut sums, mut most) = ([0.0f64; LANES], [0.0f64; LANES]);
+    let (whole, rest) = x.as_chunks::<LANES>();
+    for values in whole {
+        for i in 0..LANES {
+            let v = values[i];
             sums[i] += v * v;
             let a = v.abs();
             most[i] = if a > most[i] { a } else { most[i] };
@@ -327,6 +351,13 @@ fn lanes(x: &[f64]) -> (f64, f64) {
         sums[i] += v * v;
         most[i] = most[i].max(v.abs());
     }
-    let sum = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-    (sum, most.into_iter().fold(0.0, f64::max))
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            sums[i] += sums[i + half];
+            most[i] = most[i].max(most[i + half]);
+        }
+        half /= 2;
+    }
+    (sums[0], most[0])
 }
