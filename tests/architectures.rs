@@ -12,7 +12,7 @@ use mla_check::check::{self, EngineKind, Options};
 use mla_check::gguf::write::{MetaValue, Writer};
 use mla_check::gguf::{Gguf, Value, ValueType};
 use mla_check::judge::Verdict;
-use mla_check::model::arch::{REFUSED, UNKNOWN};
+use mla_check::model::arch::{ARCHITECTURES, REFUSED, UNKNOWN};
 use mla_check::model::{Convention, FactorSet, Layer, Model, Reading};
 use mla_reference::product::{Blocks, Rows};
 use mla_reference::{Form, GgmlType, Stage};
@@ -165,6 +165,16 @@ fn relatives_are_refused_by_name_with_the_reason() {
         w.write(&path, &mut |_, _| Ok(())).unwrap();
         let message = Model::open(&path).err().unwrap().to_string();
         assert!(message.contains(&format!("'{name}' is not supported: {why}")), "{message}");
+    }
+}
+
+/// docs/architectures.md has every name.
+#[test]
+fn documentation_lists_all_architectures() {
+    let text = include_str!("../docs/architectures.md");
+    let relatives = |n: &&str| !n.starts_with("longcat") && *n != "glm5next";
+    for name in ARCHITECTURES.iter().map(|a| a.name).chain(REFUSED.iter().map(|r| r.0).filter(relatives)) {
+        assert!(text.contains(&format!("`{name}`")), "{name}");
     }
 }
 
