@@ -5,11 +5,12 @@ come to.
 
 mod common;
 
-use common::{answers, checkpoints};
+use common::{answers, checkpoints, fixture};
 use mla_check::checkpoint::Checkpoint;
 use mla_check::model::{Convention, Model, Reading};
 use mla_reference::rows::dense;
 use std::path::Path;
+use std::process::Command;
 
 /// Dequantised rows and sums that `fixtures/checkpoints/README.md` says the origin of, in float64. Every product is exact in
 /// float64, a quotient rounds once (2^-53); sums of up to 458,752 values in any order are within 1e-12 of their absolute sum.
@@ -353,4 +354,64 @@ proptest::proptest! {
         }
         let _ = with_model(&bytes);
     }
+}
+
+fn command(args: &[&str]) -> (i32, String, String) {
+    let out = Command::new(env!("CARGO_BIN_EXE_mla-check")).args(args).output().unwrap();
+    let text = |b: &[u8]| String::from_utf8(b.to_vec()).unwrap();
+    (out.status.code().unwrap(), text(&out.stdout), text(&out.stderr))
+}
+
+/// A folder takes the place of a file: run, its saved tensors compared, a case for a kernel, an element explained.
+#[test]
+fn commands_take_a_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    for (i, folder) in
+        ["dsv3.fp8", "dsv3.nvfp4-ct", "glm5dims.nvfp4-modelopt", "dsv3.bf16"].into_iter().enumerate()
+    {
+        let model = fixture(&format!("checkpoints/{folder}")).display().to_string();
+        let report = at(&format!("{i}.json"));
+        let more: &[&str] = if i == 0 { &["--save", &at("saved")] } else { &[] };
+        let args = ["run", &model, "--engine", "cpu", "--batch", "0+2,9+1", "--report", &report];
+        let (code, text, error) = command(&[&args[..], more].concat());
+        assert_eq!(code, 0, "{text}{error}");
+        let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
+        assert_eq!(json["layers"][0]["verdict"], "rounding", "{folder}");
+        assert_eq!(json["layers"][0]["layout"], "legacy", "kv_b is unsplit");
+        if i == 0 {
+            let files = json["model"]["files"].as_array().unwrap();
+            assert_eq!(files.len(), 2);
+            assert_eq!(json["model"]["name"], "dsv3.fp8");
+            let (code, text, error) = command(&["compare", &model, &at("saved")]);
+            assert_eq!(code, 0, "{text}{error}");
+            let (code, _, error) = command(&["case", &model, "--save", &at("case"), "--batch", "5+1"]);
+            assert_eq!(code, 0, "{error}");
+            let (code, text, error) = command(&["run", &model, "--batch", "0+2", "--fault", "k_b-element"]);
+            assert_eq!(code, 1, "{text}{error}");
+            let (code, text, error) = command(&["explain", &report, "fused/attn_out", "0", "0", "0"]);
+            assert_eq!(code, 0, "{text}{error}");
+        }
+        let (code, text, error) = command(&["inspect", &model]);
+        assert_eq!(code, 0, "{error}");
+        assert!(text.starts_with("headers and scales are sound\n"), "{text}");
+        assert!(text.lines().all(|l| l.chars().count() <= 80), "{text}");
+    }
+}
+
+/// A layer that lacks a weight is a defect with its name, and exit 1.
+#[test]
+fn inspect_names_what_is_missing() {
+    let dir =
+        folder(&[("config.json", CONFIG.as_bytes()), ("model.safetensors", &file(&layer()[..5], |_| ()))]);
+    let (code, text, _) = command(&["inspect", &dir.path().display().to_string()]);
+    assert_eq!(code, 1);
+    assert!(text.starts_with("1 defect that breaks attention"), "{text}");
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("model.layers.0.self_attn.o_proj has no weight"), "{text}");
+    let (code, json, _) =
+        command(&["inspect", &dir.path().display().to_string(), "--format", "json", "--tensors"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((code, &json["schema"]), (1, &"mla-check.inspect-checkpoint".into()));
+    assert_eq!(json["tensors"].as_array().unwrap().len(), 5);
 }

@@ -17,6 +17,8 @@ use rayon::prelude::*;
 
 /// Rows that a suspicion is tried on first.
 const SAMPLE: usize = 96;
+/// Part of the blocks below which nothing but their place is said.
+const FEW: f64 = 0.005;
 /// Correlation from which a factor is one.
 const SURE: f64 = 0.9;
 
@@ -52,10 +54,14 @@ pub fn cause(p: &Pair, g: &Geometry, first: &Fit, others: Others) -> String {
             return false;
         }
         let all = fit(p.y, x, p.rule, p.plain, 1);
-        all.beyond * 10 <= first.beyond
+        all.off() * 10 <= first.off()
     };
     if first.not_finite > 0 {
         return format!("{} values are not finite", first.not_finite);
+    }
+    // A few blocks are damage, not another arrangement.
+    if (first.off() as f64) < FEW * first.blocks as f64 {
+        return String::new();
     }
     for (what, x) in arranged(p, g) {
         if tried(x.as_ref()) {
