@@ -295,6 +295,10 @@ pub fn layer_with(
             report.names.entry(unit.tensor).or_insert_with(|| case.plan.names(id.stage));
         }
     }
+    // What was judged must be what lies on the disk.
+    if let Some(gguf) = model.gguf() {
+        gguf.unchanged().map_err(ModelError::from)?;
+    }
     report.seconds = started.elapsed().as_secs_f64();
     Ok(report)
 }

@@ -39,8 +39,10 @@ for unit in &report.tensors {
 ```
 */
 
+pub mod against;
 pub mod case;
 pub mod check;
+pub mod checkpoint;
 pub mod cli;
 pub mod compare;
 pub mod contracts;
@@ -63,6 +65,7 @@ pub mod report;
 pub mod signature;
 pub mod snapshot;
 pub mod study;
+pub mod survey;
 pub mod synth;
 pub mod trace;
 mod written;

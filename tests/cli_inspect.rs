@@ -107,7 +107,7 @@ impl Draft {
     }
 }
 
-use GgmlType::{F32, IQ2_XS, Q4_K, Q5_0};
+use GgmlType::{F32, NVFP4, Q4_K, Q5_0};
 
 /// What is altered, the exit code, and what must be said.
 type Damage = (&'static str, fn(&mut Draft) -> &mut Draft, i32, &'static [&'static str]);
@@ -217,10 +217,31 @@ const DAMAGES: &[Damage] = &[
     ("dsv3", |d| d.set("general.file_type", 1024u32 + 15), 0, &["headers are sound"]),
     (
         "dsv3",
-        |d| d.add("blk.1.attn_q_a.weight", &[256, 256], IQ2_XS),
+        |d| d.add("blk.1.attn_q_a.weight", &[256, 256], NVFP4).add("blk.1.attn_q_a.scale", &[1], F32),
         0,
         &[
-            "blk.1.attn_q_a.weight has type IQ2_XS, which can't be decoded yet: `run` can't judge this layer (layer 1)",
+            "blk.1.attn_q_a.scale is a tensor scale that llama.cpp does not ask for",
+            "`run` multiplies by it (layer 1)",
+        ],
+    ),
+    (
+        "dsv3",
+        |d| d.add("blk.1.attn_output.weight", &[512, 256], NVFP4).add("blk.1.attn_output.scale", &[1], F32),
+        0,
+        &["headers are sound"],
+    ),
+    (
+        "dsv3",
+        |d| d.add("blk.0.attn_output.weight", &[512, 256], NVFP4),
+        0,
+        &["blk.0.attn_output.weight is NVFP4 and has no tensor scale: 1 is taken (layer 0)"],
+    ),
+    (
+        "dsv3",
+        |d| d.add("blk.0.attn_output.scale", &[2], F32),
+        1,
+        &[
+            "blk.0.attn_output.scale should be the scale of its weight, one F32, but has type F32 and dims [2]",
         ],
     ),
     (
@@ -257,6 +278,44 @@ const DAMAGES: &[Damage] = &[
         &["architecture 'llama' is not supported", "deepseek2 (DeepSeek-V2", "glm-dsa (GLM-5"],
     ),
     ("dsv3", |d| d.unset("general.architecture"), 2, &["architecture '(none)' is not supported"]),
+    (
+        "dsv3",
+        |d| d.unset("attention.kv_lora_rank"),
+        2,
+        &["the key deepseek2.attention.kv_lora_rank is missing"],
+    ),
+    (
+        "dsv3",
+        |d| d.set("attention.kv_lora_rank", 512u64),
+        0,
+        &["deepseek2.attention.kv_lora_rank (u64): not stored as u32, which llama.cpp asks for"],
+    ),
+    (
+        "dsv3",
+        |d| d.set("attention.kv_lora_rank", 512f32),
+        2,
+        &["the value is 512.0 (f32), expected an integer"],
+    ),
+    ("dsv3", |d| d.unset("attention.value_length_mla"), 2, &["attention.value_length_mla is missing"]),
+    (
+        "dsv3",
+        |d| d.set("attention.head_count", 3u32),
+        1,
+        &[
+            "blk.*.attn_q_b.weight (w_q_b) has shape 256 x 768 (fastest first), its metadata asks for 256 x 576",
+        ],
+    ),
+    ("dsv3", |d| d.set("rope.dimension_count", 63u32), 2, &["is 63, but columns rotate in pairs"]),
+    ("dsv3", |d| d.set("rope.dimension_count", 192u32), 2, &["no column is left unrotated"]),
+    (
+        "dsv3",
+        |d| d.add("blk.1.attn_q_a.bias", &[256], F32).add("blk.1.ffn_new.weight", &[256], F32),
+        0,
+        &[
+            "blk.1.attn_q_a.bias is no weight of this architecture's attention: `run` leaves it out",
+            "1 warning",
+        ],
+    ),
     (
         "dsv3",
         |d| {
@@ -446,4 +505,25 @@ fn a_made_up_model_is_sound() {
     assert!(!folder.path().join("none.gguf").exists());
     let help = mla_check().args(["synth", "--help"]).output().unwrap();
     assert!(words(&help).contains("glm-5, deepseek-v3"), "{}", words(&help));
+}
+
+/// A type of nobody: its number in the file is changed by hand.
+#[test]
+fn a_type_that_is_unknown_is_said_and_not_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("unknown.gguf");
+    let mut bytes = std::fs::read(fixture("models/glm5dims.Q4_K_M.gguf")).unwrap();
+    let name = b"blk.1.attn_q_a.weight";
+    let at = bytes.windows(name.len()).position(|w| w == name).unwrap() + name.len();
+    // Two dimensions, then the type.
+    assert_eq!(bytes[at..at + 4], 2u32.to_le_bytes());
+    bytes[at + 20..at + 24].copy_from_slice(&9999u32.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    let output = run(&["inspect"], &path);
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    let expected = "blk.1.attn_q_a.weight has type type 9999, which can't be decoded: `run` can't judge this layer (layer 1)";
+    assert!(words(&output).contains(expected), "{}", words(&output));
+    let output = run(&["run", "--layer", "1", "--batch", "0+2"], &path);
+    assert_eq!(output.status.code(), Some(2), "{}", words(&output));
+    assert!(words(&output).contains("blk.1.attn_q_a.weight"), "{}", words(&output));
 }

@@ -33,31 +33,37 @@ fn make(folder: &Path, spec: &Spec) -> Result<Gguf, Box<dyn Error>> {
 }
 
 /// The types that llama-quantize gave these tensors of GLM-5 and DeepSeek-V3 (measured by calling its
-/// `llama_tensor_get_type`): q_a, q_b, kv_a and v_b; k_b, whose rows of 128 or 192 are no whole blocks
-/// of 256; output.
-const MIXES: [(&str, &str, &str, &str); 9] = [
-    ("Q4_K_M", "Q4_K", "Q5_0", "Q4_K"),
-    ("Q2_K", "Q2_K", "Q4_0", "Q3_K"),
-    ("IQ4_XS", "IQ4_XS", "IQ4_NL", "IQ4_XS"),
-    ("Q5_K_M", "Q5_K", "Q5_1", "Q5_K"),
-    ("Q6_K", "Q6_K", "Q8_0", "Q6_K"),
-    ("Q3_K_M", "Q3_K", "Q4_0", "Q4_K"),
-    ("Q4_0", "Q4_0", "Q4_0", "Q4_0"),
-    ("Q8_0", "Q8_0", "Q8_0", "Q8_0"),
-    ("BF16", "BF16", "BF16", "BF16"),
+/// `llama_tensor_get_type`): q_a, q_b and kv_a; k_b, whose rows of 128 or 192 are no whole blocks of 256; v_b; output; and of
+/// V2-Lite q.
+const MIXES: [[&str; 6]; 13] = [
+    ["Q4_K_M", "Q4_K", "Q5_0", "Q4_K", "Q4_K", "Q4_K"],
+    ["Q2_K", "Q2_K", "Q4_0", "Q2_K", "Q3_K", "Q2_K"],
+    ["IQ4_XS", "IQ4_XS", "IQ4_NL", "IQ4_XS", "IQ4_XS", "IQ4_XS"],
+    ["Q5_K_M", "Q5_K", "Q5_1", "Q5_K", "Q5_K", "Q5_K"],
+    ["Q6_K", "Q6_K", "Q8_0", "Q6_K", "Q6_K", "Q6_K"],
+    ["Q3_K_M", "Q3_K", "Q4_0", "Q3_K", "Q4_K", "Q3_K"],
+    ["IQ3_XXS", "IQ3_XXS", "IQ4_NL", "IQ3_XXS", "IQ3_S", "IQ2_S"],
+    ["IQ2_XXS", "IQ2_XXS", "IQ4_NL", "IQ2_XXS", "IQ2_XXS", "IQ2_XXS"],
+    ["IQ1_S", "IQ1_S", "IQ4_NL", "IQ1_S", "IQ2_XXS", "IQ1_S"],
+    ["MXFP4_MOE", "Q8_0", "MXFP4", "MXFP4", "Q8_0", "Q8_0"],
+    ["Q4_0", "Q4_0", "Q4_0", "Q4_0", "Q4_0", "Q4_0"],
+    ["Q8_0", "Q8_0", "Q8_0", "Q8_0", "Q8_0", "Q8_0"],
+    ["BF16", "BF16", "BF16", "BF16", "BF16", "BF16"],
 ];
 
 #[test]
 fn types_are_those_of_llama_quantize() -> Outcome {
     let folder = tempfile::tempdir()?;
-    for preset in ["glm-5", "deepseek-v3"] {
-        for (file_type, base, k_b, output) in MIXES {
+    for preset in ["glm-5", "deepseek-v3", "deepseek-v2-lite"] {
+        for [file_type, base, k_b, v_b, output, query] in MIXES {
             let gguf = make(folder.path(), &spec(preset, file_type, 2)?)?;
             for tensor in gguf.tensors() {
                 let name = tensor.name.trim_start_matches("blk.0.").trim_end_matches(".weight");
                 let expected = match name {
                     "attn_k_b" => k_b,
+                    "attn_v_b" => v_b,
                     "attn_output" => output,
+                    "attn_q" => query,
                     n if n.ends_with("norm") || n.ends_with("norm.bias") => "F32",
                     _ => base,
                 };
@@ -65,6 +71,21 @@ fn types_are_those_of_llama_quantize() -> Outcome {
             }
         }
     }
+    Ok(())
+}
+
+/// NVFP4's matrices each have a scale, as llama.cpp's converter writes them from a checkpoint.
+#[test]
+fn nvfp4_has_tensor_scales() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let gguf = make(folder.path(), &spec("deepseek-v3", "NVFP4", 2)?)?;
+    let mut scaled = 0;
+    for tensor in gguf.tensors().iter().filter(|t| t.ty.to_string() == "NVFP4") {
+        let scale = gguf.tensor(&tensor.name.replace(".weight", ".scale")).ok_or(tensor.name.clone())?;
+        assert_eq!((scale.ty.to_string().as_str(), &scale.dims[..]), ("F32", &[1][..]));
+        scaled += 1;
+    }
+    assert_eq!(scaled, 6);
     Ok(())
 }
 
@@ -209,6 +230,12 @@ fn rows(gguf: &Gguf, tensor: &TensorInfo) -> Result<Vec<f64>, Box<dyn Error>> {
         values.resize(from + row, f64::NAN);
         dequant::decode(ty, bytes, &mut values[from..]).ok_or("no decoder")?;
     }
+    if let Some(scale) =
+        gguf.tensor(&tensor.name.replace(".weight", ".scale")).filter(|s| s.name != tensor.name)
+    {
+        let scale = f32::from_le_bytes(gguf.bytes(scale)?.try_into()?);
+        values.iter_mut().for_each(|v| *v *= f64::from(scale));
+    }
     Ok(values)
 }
 
@@ -218,7 +245,7 @@ fn weights_have_the_size_asked_for() -> Outcome {
     let folder = tempfile::tempdir()?;
     for file_type in FileType::ALL.iter().map(|t| t.name) {
         let gguf = make(folder.path(), &spec("glm-5", file_type, 2)?)?;
-        for tensor in gguf.tensors() {
+        for tensor in gguf.tensors().iter().filter(|t| !t.name.ends_with(".scale")) {
             let values = rows(&gguf, tensor)?;
             assert!(values.iter().all(|v| v.is_finite()));
             let name = format!("{file_type} {}", tensor.name);
@@ -287,5 +314,56 @@ fn impossible_models_are_errors() -> Outcome {
     }
     assert!(!path.exists());
     assert!(Preset::by_name("glm-6").is_none() && FileType::by_name("Q9").is_none());
+    Ok(())
+}
+
+/// Layers whose weights are of codebooks, of three values, of FP4 and of FP4 with tensor scales are judged clean.
+#[test]
+fn layers_of_unusual_types_are_judged_clean() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    for file_type in ["IQ3_XXS", "TQ1_0", "MXFP4_MOE", "NVFP4"] {
+        let path = folder.path().join(format!("{file_type}.gguf"));
+        write(&spec("deepseek-v2-lite", file_type, 2)?, &path, &mut |_, _| ())?;
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_mla-check"))
+            .args(["run", "--engine", "cpu", "--batch", "0+3", "--form", "fused", "--quiet"])
+            .arg(&path)
+            .output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(
+            output.status.code(),
+            Some(0),
+            "{file_type}: {text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert!(text.contains("rounding"), "{file_type}: {text}");
+    }
+    Ok(())
+}
+
+/// The scale of a tensor multiplies what its blocks say, and who asks for its blocks alone is given none.
+#[test]
+fn a_tensor_scale_multiplies_every_value() -> Outcome {
+    use mla_reference::{Weight, Weights};
+    let folder = tempfile::tempdir()?;
+    let gguf = make(folder.path(), &spec("deepseek-v2-lite", "NVFP4", 2)?)?;
+    let model = mla_check::model::Model::open(&folder.path().join("synth.gguf"))?;
+    let weights = model.weights(0)?;
+    for weight in [Weight::WQ, Weight::WKvA, Weight::WUk, Weight::WUv, Weight::WO] {
+        let name = format!("blk.0.{}", weight.row().gguf);
+        let tensor = gguf.tensor(&name).ok_or("tensor")?;
+        let scale = gguf.bytes(gguf.tensor(&name.replace(".weight", ".scale")).ok_or("scale")?)?;
+        let scale = f64::from(f32::from_le_bytes(scale.try_into()?));
+        let matrix = weights.matrix(weight).ok_or("matrix")?;
+        assert!(matrix.stored().is_none(), "{weight}");
+        let (mut got, row) = (vec![0.0; matrix.cols()], matrix.rows() - 1);
+        matrix.decode(row, 0, &mut got);
+        let mut blocks = vec![0.0; got.len()];
+        let bytes = gguf.bytes(tensor)?;
+        let line = bytes.len() / matrix.rows();
+        dequant::decode(tensor.ty.known().ok_or("type")?, &bytes[row * line..][..line], &mut blocks)
+            .ok_or("decoder")?;
+        assert!(got.iter().zip(&blocks).all(|(g, b)| *g == scale * b), "{weight}");
+        assert!(blocks.iter().any(|b| *b != 0.0) && scale != 1.0);
+    }
     Ok(())
 }

@@ -119,6 +119,7 @@ pub fn main() -> ExitCode {
             return if e.use_stderr() { ExitCode::from(usage) } else { ExitCode::SUCCESS };
         }
     };
+    crate::gguf::end_on_lost_pages(usage);
     let mut output = Output::new(cli.global);
     let result = match &cli.command {
         Command::Run(args) => run::main(args, &mut output),

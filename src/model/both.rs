@@ -80,7 +80,7 @@ fn coarseness(ty: &str) -> f64 {
         "Q2_K" => 1.0 / 3.0 + 1.0 / 15.0,
         _ if ty.starts_with("Q8") => 1.0 / 254.0,
         // E2M1: half of the gap from 4 to 6, and a scale that does not fit the largest value.
-        _ if ty.ends_with("FP4") => 1.0 / 3.0,
+        _ if ty.contains("FP4") => 1.0 / 3.0,
         _ if ty.starts_with("IQ3") => 1.0 / 2.0,
         _ => 1.0,
     }

@@ -9,13 +9,14 @@ The tensor table is passed over once and sorted by layer; then every layer is as
 layers with the same answer become one finding. Names, keys and layouts: llama.cpp 0c1e57098 and its converter.
 */
 
+mod checkpoint;
 mod conventions;
 mod file_type;
 mod types;
 
 use super::arch::{Layers, Query, Widths};
 use super::weights::{LEGACY, dims};
-use super::{Model, in_layer, list};
+use super::{Model, Source, in_layer, list, scale};
 use crate::gguf::{Gguf, TensorInfo};
 use mla_reference::{WEIGHTS, Weight, dequant};
 use serde::Serialize;
@@ -51,6 +52,8 @@ struct InLayer<'a> {
     weights: [Option<&'a TensorInfo>; Weight::ALL.len()],
     kv_b: Option<&'a TensorInfo>,
     nextn: bool,
+    /// Names like those of attention that are no weight's.
+    strange: Vec<&'a str>,
 }
 
 impl<'a> InLayer<'a> {
@@ -79,7 +82,10 @@ struct Lint<'a> {
 
 /// All findings, the worst first.
 pub fn lint(model: &Model) -> Vec<Finding> {
-    let Some(gguf) = model.gguf() else { return Vec::new() };
+    let gguf = match model.source() {
+        Source::Gguf(gguf) => gguf,
+        Source::Checkpoint(c, _) => return checkpoint::lint(model, c),
+    };
     let mut layers: BTreeMap<usize, InLayer> = BTreeMap::new();
     for tensor in gguf.tensors() {
         let Some((layer, name)) = in_layer(&tensor.name) else { continue };
@@ -88,6 +94,8 @@ pub fn lint(model: &Model) -> Vec<Finding> {
             layer.kv_b = Some(tensor);
         } else if let Some(row) = WEIGHTS.iter().find(|r| r.gguf == name) {
             layer.weights[row.weight as usize] = Some(tensor);
+        } else if name.starts_with("attn") && !name.ends_with("scale") {
+            layer.strange.push(name);
         }
         layer.nextn |= name.starts_with("nextn.");
     }
@@ -103,6 +111,8 @@ pub fn lint(model: &Model) -> Vec<Finding> {
     lint.weights();
     lint.layout();
     lint.lengths();
+    lint.strange();
+    lint.integers();
     lint.file_type();
     lint.container();
     lint.conventions();
@@ -244,6 +254,10 @@ impl Lint<'_> {
                     continue;
                 }
                 let name = if from_kv_b { LEGACY } else { w.row().gguf };
+                if let Some(error) = self.gguf.damage(tensor) {
+                    found.push((n, Severity::Defect, format!("blk.*.{name} ({w}): {}", error.problem())));
+                    continue;
+                }
                 let (wanted, folded) = dims(w, &g, from_kv_b);
                 if tensor.dims != wanted && tensor.dims == folded {
                     let what = format!(
@@ -261,9 +275,11 @@ impl Lint<'_> {
                     );
                     found.push((n, Severity::Defect, what));
                 }
+                found
+                    .extend(scale::finding(self.gguf, tensor, w).map(|(severity, what)| (n, severity, what)));
                 if !tensor.ty.known().is_some_and(dequant::is_supported) {
                     let what = format!(
-                        "blk.*.{name} has type {}, which can't be decoded yet: `run` can't judge this layer",
+                        "blk.*.{name} has type {}, which can't be decoded: `run` can't judge this layer",
                         tensor.ty
                     );
                     found.push((n, Severity::Warning, what));
@@ -414,6 +430,40 @@ impl Lint<'_> {
                 g.hidden
             );
             self.metadata(Severity::Warning, what);
+        }
+    }
+
+    /// Tensors of attention layers that nothing here reads: a bias, a gate, a norm that these architectures do not have.
+    fn strange(&mut self) {
+        let layers = self.layers.iter().filter(|(_, l)| l.get(Weight::WKvA).is_some());
+        for (&n, layer) in layers {
+            for name in &layer.strange {
+                let what = format!(
+                    "blk.*.{name} is no weight of this architecture's attention: `run` leaves it out, llama.cpp refuses the file"
+                );
+                self.by_layer.entry((Severity::Warning, what)).or_default().insert(n);
+            }
+        }
+    }
+
+    /// Integers of the architecture stored in another type than u32: read here where they fit.
+    fn integers(&mut self) {
+        use crate::gguf::ValueType::{I8, I16, I32, I64, U8, U16, U64};
+        let prefix = self.key("");
+        let odd: Vec<String> = self
+            .gguf
+            .metadata()
+            .iter()
+            .filter(|(key, _)| key.starts_with(&prefix))
+            .filter(|(_, v)| matches!(v.ty(), U8 | I8 | U16 | I16 | I32 | U64 | I64))
+            .map(|(key, v)| format!("{key} ({})", v.ty().name()))
+            .collect();
+        if let [first, rest @ ..] = odd.as_slice() {
+            let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+            self.metadata(
+                Severity::Warning,
+                format!("{first}{more}: not stored as u32, which llama.cpp asks for"),
+            );
         }
     }
 

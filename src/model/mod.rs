@@ -1,5 +1,5 @@
 /*!
-From a GGUF file to layers: architecture, geometry, rope, weights by role.
+From a GGUF file or a Hugging Face checkpoint to layers: architecture, geometry, rope, weights by role.
 
 One file an architecture and one row in [`arch::ARCHITECTURES`]; everything else here is the same for all
 of them. Whatever a file lacks or contradicts is an error that names the key or tensor.
@@ -8,6 +8,7 @@ of them. Whatever a file lacks or contradicts is an error that names the key or 
 pub mod arch;
 mod both;
 mod choose;
+mod config;
 mod convention;
 mod deepseek2;
 mod deepseek32;
@@ -20,17 +21,22 @@ mod mistral4;
 mod plm;
 mod read;
 mod rope;
+mod scale;
 mod source;
 mod weights;
 
 pub use both::Difference;
 pub use choose::{Chosen, among, choose};
+pub use config::Names;
+pub(crate) use config::in_layer as in_checkpoint;
 pub use convention::{Convention, Numbers};
 pub use grid::Grid;
 pub use rope::{FactorSet, Factors, Yarn};
 pub use source::{Held, Source, Taken};
+pub(crate) use weights::{KeyRows, ValueRows};
 pub use weights::{LEGACY, LayerWeights, Layout, Stored};
 
+use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::gguf::{Gguf, GgufError};
 use arch::{Architecture, Layers};
 use mla_reference::{Geometry, Spec, Weights};
@@ -53,6 +59,9 @@ pub enum ModelError {
     /// The container.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// A checkpoint, or its config.json.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// Another architecture.
     #[error(
         "architecture '{found}' is not supported: {why}\n  where: {file}, general.architecture\n  do: use a file of {supported}"
@@ -81,6 +90,12 @@ pub enum ModelError {
     )]
     #[allow(missing_docs)]
     WrongShape { tensor: String, file: String, found: Vec<u64>, wanted: Vec<u64>, role: String },
+    /// The scale of a weight is something else.
+    #[error(
+        "{scale} has {found}: it should be the scale of {tensor}, one F32\n  where: {file}\n  do: convert the model again"
+    )]
+    #[allow(missing_docs)]
+    WrongScale { scale: String, tensor: String, found: String, file: String },
     /// A tensor's values make no sense.
     #[error(
         "tensor {tensor} holds {found}, {why}\n  where: {file}\n  do: convert the model again, or mend the tensor"
@@ -89,7 +104,7 @@ pub enum ModelError {
     BadValue { tensor: String, found: String, why: &'static str, file: String },
     /// A weight's type can't be decoded.
     #[error(
-        "tensor {tensor} has type {ty}, which can't be decoded yet\n  where: {file}\n  do: use a file whose attention weights are among {supported}"
+        "tensor {tensor} has type {ty}, which can't be decoded\n  where: {file}\n  do: use a file whose attention weights are among {supported}"
     )]
     #[allow(missing_docs)]
     UnsupportedType { tensor: String, ty: String, file: String, supported: String },
@@ -137,19 +152,24 @@ pub struct Model {
     pub numbers: Numbers,
     /// Layers of the file, MTP layers included.
     pub blocks: usize,
-    /// attention.head_count_kv, where it says which layers have MLA attention: one value, or one a layer.
-    kv_heads: Option<Vec<u64>>,
     /// How many of them, the last ones, are for multi-token prediction.
     mtp: usize,
+    /// attention.head_count_kv, where it says which layers have MLA attention: one value, or one a layer.
+    kv_heads: Option<Vec<u64>>,
     /// Keys that a sparse indexer keeps, where there is one.
     pub top_k: Option<usize>,
     /// Length the model was made for.
     pub context_length: Option<u64>,
+    /// Of a checkpoint: what decimals say that [`Numbers`] has no place for.
+    written: Option<config::Written>,
 }
 
 impl Model {
-    /// Opens a file, or any part of a split one.
+    /// Opens a GGUF file, or any part of a split one, or a checkpoint's folder.
     pub fn open(path: &Path) -> Result<Model, ModelError> {
+        if Checkpoint::is_meant(path) {
+            return config::model(Checkpoint::open(path)?);
+        }
         read::model(Gguf::open(path)?)
     }
 
@@ -157,6 +177,15 @@ impl Model {
     pub fn gguf(&self) -> Option<&Gguf> {
         match &self.source {
             Source::Gguf(gguf) => Some(gguf),
+            Source::Checkpoint(..) => None,
+        }
+    }
+
+    /// The container and where layers are in it, where it is a checkpoint.
+    pub fn checkpoint(&self) -> Option<(&Checkpoint, &Names)> {
+        match &self.source {
+            Source::Gguf(_) => None,
+            Source::Checkpoint(checkpoint, names) => Some((checkpoint, names)),
         }
     }
 
@@ -172,7 +201,16 @@ impl Model {
 
     /// What a convention makes of the file.
     pub fn spec(&self, reading: &Reading) -> Spec {
-        self.numbers.spec(self.arch, self.geometry, reading)
+        let mut spec = self.numbers.spec(self.arch, self.geometry, reading);
+        if let Some(written) = &self.written {
+            written.correct(&mut spec, reading);
+        }
+        spec
+    }
+
+    /// Whether every layer of the architecture has MLA attention.
+    pub(crate) fn all_layers_attend(&self) -> bool {
+        self.arch.layers == Layers::All
     }
 
     /// Layers with MLA attention, in order.

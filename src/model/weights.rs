@@ -7,11 +7,11 @@ copied: values are decoded from the mapped file on demand (the legacy w_uk, a fe
 kept transposed).
 */
 
-use super::ModelError;
 use super::source::{Held, Source, Taken};
+use super::{ModelError, scale};
 use crate::gguf::{Gguf, TensorInfo};
 use mla_reference::dequant;
-use mla_reference::product::{Blocks, Rows};
+use mla_reference::product::{Blocks, Rows, Scaled};
 use mla_reference::rows::dense;
 use mla_reference::{Geometry, Weight, Weights};
 use std::sync::OnceLock;
@@ -106,8 +106,22 @@ pub(super) fn from_gguf<'a>(
     })?;
     let (_, cols) = matrix(weight, g, from_kv_b);
     check_shape(gguf, info, weight, g, from_kv_b)?;
-    let rows = Box::new(blocks(gguf, info, cols)?);
-    Ok(Taken { tensor: name, ty: info.ty.to_string(), rows })
+    let (scaled, rows) = values(gguf, info, cols)?;
+    let ty = if scaled { format!("{} scaled", info.ty) } else { info.ty.to_string() };
+    Ok(Taken { tensor: name, ty, rows })
+}
+
+/// A tensor's values in rows of `cols`, times its scale where it has one; whether it has.
+pub(super) fn values<'a>(
+    gguf: &'a Gguf,
+    info: &TensorInfo,
+    cols: usize,
+) -> Result<(bool, Box<dyn Rows + 'a>), ModelError> {
+    let rows = blocks(gguf, info, cols)?;
+    Ok(match scale::of(gguf, &info.name, || file(gguf))? {
+        None => (false, Box::new(rows)),
+        Some(scale) => (true, Box::new(Scaled { rows, scale })),
+    })
 }
 
 /// Name of a layer's tensor in a GGUF file.

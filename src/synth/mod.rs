@@ -99,9 +99,16 @@ pub fn write(spec: &Spec, path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Re
             let drawer = match draw {
                 Draw::Norm => Some(Drawer::uniform(0.5, 1.5)),
                 Draw::Bias => Some(Drawer::uniform(-0.5, 0.5)),
-                Draw::Weight | Draw::Output => Drawer::rms(ty, 1.0 / (dims[0] as f64).sqrt()),
+                Draw::Weight | Draw::Output | Draw::Query | Draw::Heads => {
+                    Drawer::rms(ty, 1.0 / (dims[0] as f64).sqrt())
+                }
             };
             let drawer = drawer.ok_or(SynthError::Type { ty })?;
+            if let Some(scale) = drawer.tensor_scale() {
+                let name = format!("{}.scale", name.trim_end_matches(".weight"));
+                writer.tensor(&name, &[1], GgmlType::F32);
+                tensors.push(Tensor { name, drawer: Drawer::uniform(scale, scale), bytes: 4 });
+            }
             writer.tensor(&name, &dims, ty);
             let blocks = dims.iter().product::<u64>() / ty.block_elements() as u64;
             tensors.push(Tensor { name, drawer, bytes: blocks * ty.block_bytes() as u64 });

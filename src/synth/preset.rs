@@ -90,6 +90,10 @@ pub enum Draw {
     Weight,
     /// The same, in the mix's type for `attn_output`.
     Output,
+    /// The same, in the mix's type for `attn_q`.
+    Query,
+    /// The same, in the mix's type for `attn_k_b` and `attn_v_b`.
+    Heads,
     /// A norm's weight: uniform in [0.5, 1.5].
     Norm,
     /// A norm's bias: uniform in [-0.5, 0.5].
@@ -320,7 +324,7 @@ impl Preset {
             (self.hidden, self.q_rank, self.latent, self.nope, self.value);
         let mut tensors = Vec::new();
         if !self.whole() {
-            tensors.push(("attn_k_b.weight", vec![nope, latent, heads], Weight));
+            tensors.push(("attn_k_b.weight", vec![nope, latent, heads], Heads));
         }
         tensors.extend([
             ("attn_kv_a_mqa.weight", vec![hidden, latent + self.rope], Weight),
@@ -335,7 +339,7 @@ impl Preset {
         ]);
         let q = heads * (nope + self.rope);
         tensors.extend(match q_rank {
-            0 => vec![("attn_q.weight", vec![hidden, q], Weight)],
+            0 => vec![("attn_q.weight", vec![hidden, q], Query)],
             _ => vec![
                 ("attn_q_a.weight", vec![hidden, q_rank], Weight),
                 ("attn_q_a_norm.weight", vec![q_rank], Norm),
@@ -343,7 +347,7 @@ impl Preset {
             ],
         });
         if !self.whole() {
-            tensors.push(("attn_v_b.weight", vec![latent, value, heads], Weight));
+            tensors.push(("attn_v_b.weight", vec![latent, value, heads], Heads));
         }
         if let Some(indexer) = &self.indexer {
             tensors.extend([

@@ -16,17 +16,18 @@ use super::{blocks, half, part};
 const TABLE: [f64; 16] =
     [-127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.];
 
+/// scale table\[q\] of split nibbles, `N` = 2 `H`.
 #[inline(always)]
-fn group(qs: [u8; 16], scale: f64, out: &mut [f64; 32]) {
-    for i in 0..16 {
-        out[i] = scale * TABLE[usize::from(qs[i] & 15)];
-        out[i + 16] = scale * TABLE[usize::from(qs[i] >> 4)];
+pub fn group<const H: usize, const N: usize>(table: &[f64; 16], qs: [u8; H], scale: f64, out: &mut [f64; N]) {
+    for i in 0..H {
+        out[i] = scale * table[usize::from(qs[i] & 15)];
+        out[i + H] = scale * table[usize::from(qs[i] >> 4)];
     }
 }
 
 #[inline(always)]
 pub fn iq4_nl(bytes: &[u8], out: &mut [f64]) {
-    blocks(bytes, out, |b: &[u8; 18], o| group(part(b, 2), half(b, 0), o));
+    blocks(bytes, out, |b: &[u8; 18], o: &mut [f64; 32]| group(&TABLE, part::<16>(b, 2), half(b, 0), o));
 }
 
 #[inline(always)]
@@ -36,7 +37,7 @@ pub fn iq4_xs(bytes: &[u8], out: &mut [f64]) {
         for (g, o) in o.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let low = i32::from((b[4 + g / 2] >> (4 * (g % 2))) & 15);
             let s = low | i32::from((high >> (2 * g)) & 3) << 4;
-            group(part(b, 8 + 16 * g), d * f64::from(s - 32), o);
+            group(&TABLE, part::<16>(b, 8 + 16 * g), d * f64::from(s - 32), o);
         }
     });
 }

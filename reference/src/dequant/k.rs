@@ -1,5 +1,5 @@
 /*!
-K types, blocks of 256: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K.
+K types, blocks of 256: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, and Q8_K.
 
 16 groups of 16 (Q2_K, Q3_K, Q6_K) or 8 of 32 (Q4_K, Q5_K), each with a small whole-number scale, which the f16 `d`
 multiplies; some with a minimum, which the f16 `dmin` multiplies.
@@ -11,16 +11,18 @@ multiplies; some with a minimum, which the f16 `dmin` multiplies.
 | Q4_K | d 0, dmin 2, scales 4, qs 16 | d sc\[g\] q - dmin m\[g\] |
 | Q5_K | d 0, dmin 2, scales 4, qh 16, qs 48 | the same, q has a fifth bit |
 | Q6_K | ql 0, qh 128, int8 scales 192, d 208 | d scales\[g\] (q - 32) |
+| Q8_K | d **f32** 0, int8 qs 4, sums of qs 260 | d q |
 
 Elements lie in halves n of 128 and quarters j of 32: i = 128 n + 32 j + l. Two-bit parts of element i are bits 2j of
 byte 32 n + l.
 */
 
-use super::{blocks, half, part};
+use super::{blocks, half, part, signed_bytes};
+use mla_numeric::DType;
 
 /// `width` bits of each byte, from bit `shift`.
 #[inline(always)]
-fn bits(bytes: [u8; 32], shift: usize, width: usize) -> [i8; 32] {
+pub fn bits(bytes: [u8; 32], shift: usize, width: usize) -> [i8; 32] {
     let mut q = [0; 32];
     for l in 0..32 {
         q[l] = ((bytes[l] >> shift) & ((1 << width) - 1)) as i8;
@@ -139,5 +141,13 @@ pub fn q6_k(bytes: &[u8], out: &mut [f64]) {
             let high = bits(part(b, 128 + 32 * n), 2 * j, 2);
             scaled(join(low, high, 4, 32), scale, o);
         }
+    });
+}
+
+#[inline(always)]
+pub fn q8_k(bytes: &[u8], out: &mut [f64]) {
+    blocks(bytes, out, |b: &[u8; 292], o: &mut [f64; 256]| {
+        let d = DType::F32.from_bits(u32::from_le_bytes(part(b, 0)).into());
+        signed_bytes(part(b, 4), d, o);
     });
 }

@@ -1,9 +1,11 @@
 /*!
 Decoding of ggml's tensor types to float64, exactly.
 
-The value of every type here has at most 51 significand bits, so float64 holds it exactly and nothing rounds;
+The value of every type with blocks has at most 51 significand bits, so float64 holds it exactly and nothing rounds;
 ggml's own float32 result is that value rounded once (the fixtures of ggml's results show it bit for bit). Only an
-infinite or NaN scale gives NaN, and zeros keep the sign that ggml gives them.
+infinite or NaN scale gives NaN, and zeros keep the sign that ggml gives them. ggml decodes no Q8_1, F64 and whole
+numbers: theirs are the values that their layout says. The one exception: float64 can't hold every I64 beyond 2^53, so
+these are rounded, once, to the nearest.
 
 A decoder is a plain function of whole blocks, written so that it vectorises; it is compiled a second time for
 AVX2, and the machine decides which one runs. (Loops, not `array::from_fn` or `map`: those are compiled on their own,
@@ -13,8 +15,14 @@ Layouts: ggml 0.25.3, block structures of `ggml-common.h`. In the files of this 
 `lo` and `hi` are the nibbles of a byte.
 */
 
+pub mod codebook;
+mod fp4;
+mod iq1;
+mod iq2;
+mod iq3;
 mod iq4;
 mod k;
+mod low;
 mod plain;
 mod q32;
 
@@ -67,6 +75,26 @@ decoders! {
     Q6_K k::q6_k;
     IQ4_NL iq4::iq4_nl;
     IQ4_XS iq4::iq4_xs;
+    IQ2_XXS iq2::iq2_xxs;
+    IQ2_XS iq2::iq2_xs;
+    IQ2_S iq2::iq2_s;
+    IQ3_XXS iq3::iq3_xxs;
+    IQ3_S iq3::iq3_s;
+    IQ1_S iq1::iq1_s;
+    IQ1_M iq1::iq1_m;
+    Q1_0 low::q1_0;
+    Q2_0 low::q2_0;
+    TQ1_0 low::tq1_0;
+    TQ2_0 low::tq2_0;
+    MXFP4 fp4::mxfp4;
+    NVFP4 fp4::nvfp4;
+    Q8_1 q32::q8_1;
+    Q8_K k::q8_k;
+    F64 plain::f64;
+    I8 plain::i8;
+    I16 plain::i16;
+    I32 plain::i32;
+    I64 plain::i64;
 }
 
 impl Decoder {
@@ -131,4 +159,18 @@ fn part<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
     let mut part = [0; N];
     part.copy_from_slice(&b[at..at + N]);
     part
+}
+
+/// The u32 at byte `at`.
+#[inline(always)]
+fn word(b: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(part(b, at))
+}
+
+/// q d, of codes that are int8.
+#[inline(always)]
+fn signed_bytes<const N: usize>(qs: [u8; N], d: f64, out: &mut [f64; N]) {
+    for i in 0..N {
+        out[i] = f64::from(qs[i] as i8) * d;
+    }
 }

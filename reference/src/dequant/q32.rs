@@ -1,5 +1,5 @@
 /*!
-Blocks of 32 with an f16 scale d: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+Blocks of 32 with an f16 scale d: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1.
 
 "Split nibbles": byte j of the 16 bytes `qs` holds element j in its low and element j + 16 in its high nibble. A fifth
 bit of element i is bit i of the u32 `qh`.
@@ -11,9 +11,12 @@ bit of element i is bit i of the u32 `qh`.
 | Q5_0 | d 0, qh 2, qs 6 | (q - 16) d |
 | Q5_1 | d 0, m 2, qh 4, qs 8 | q d + m |
 | Q8_0 | d 0, int8 qs 2 | q d |
+| Q8_1 | d 0, sum 2, int8 qs 4 | q d |
+
+The sum of Q8_1, d Σ q, repeats what the codes say; no value is made of it.
 */
 
-use super::{blocks, half, part};
+use super::{blocks, half, part, signed_bytes, word};
 
 /// Split nibbles, each with its fifth bit (none: `fifth` = 0).
 #[inline(always)]
@@ -24,12 +27,6 @@ fn codes(qs: [u8; 16], fifth: u32) -> [i32; 32] {
         q[i + 16] = i32::from(qs[i] >> 4) | (((fifth >> (i + 16)) & 1) << 4) as i32;
     }
     q
-}
-
-/// The u32 at byte `at`.
-#[inline(always)]
-fn word(b: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(part(b, at))
 }
 
 /// (q - zero) d.
@@ -70,10 +67,10 @@ pub fn q5_1(bytes: &[u8], out: &mut [f64]) {
 
 #[inline(always)]
 pub fn q8_0(bytes: &[u8], out: &mut [f64]) {
-    blocks(bytes, out, |b: &[u8; 34], o: &mut [f64; 32]| {
-        let (d, qs) = (half(b, 0), part::<32>(b, 2));
-        for i in 0..32 {
-            o[i] = f64::from(qs[i] as i8) * d;
-        }
-    });
+    blocks(bytes, out, |b: &[u8; 34], o: &mut [f64; 32]| signed_bytes(part(b, 2), half(b, 0), o));
+}
+
+#[inline(always)]
+pub fn q8_1(bytes: &[u8], out: &mut [f64]) {
+    blocks(bytes, out, |b: &[u8; 36], o: &mut [f64; 32]| signed_bytes(part(b, 4), half(b, 0), o));
 }

@@ -23,13 +23,14 @@ Without fused multiply-add in hardware the same bits take some 50 times as long.
 mod dispatch;
 mod kernel;
 mod pack;
+pub mod quantised;
 mod rows;
 #[cfg(test)]
 mod tests;
 mod weighted;
 
 pub use kernel::KC;
-pub use rows::{Blocks, BlocksError, Dense, Rows, Strided};
+pub use rows::{Blocks, BlocksError, Dense, Rows, Scaled, Strided};
 pub use weighted::weighted_sum;
 
 use dispatch::{Isa, UNIT};

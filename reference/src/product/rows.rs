@@ -130,6 +130,36 @@ impl Rows for Blocks<'_> {
     }
 }
 
+/// A matrix times the scale that a checkpoint gives the whole tensor.
+///
+/// NVFP4 weights have one, a float32 that is in no block: GGUF has it as a tensor of one element, `blk.0.attn_output.scale`
+/// for `blk.0.attn_output.weight`. With NVFP4 the product is exact: 24 significand bits times at most 6. Not
+/// [stored](Rows::stored) as blocks and nothing else, so that nobody decodes the blocks and forgets the scale.
+pub struct Scaled<R> {
+    /// The matrix without its scale.
+    pub rows: R,
+    /// What every element is multiplied by.
+    pub scale: f32,
+}
+
+impl<R: Rows> Rows for Scaled<R> {
+    fn rows(&self) -> usize {
+        self.rows.rows()
+    }
+    fn cols(&self) -> usize {
+        self.rows.cols()
+    }
+    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
+        self.rows.decode(row, k0, out);
+        let scale = f64::from(self.scale);
+        out.iter_mut().for_each(|v| *v *= scale);
+    }
+    fn say(&self, to: &mut dyn FnMut(&[u8])) {
+        to(format!("scaled {:08x};", self.scale.to_bits()).as_bytes());
+        self.rows.say(to);
+    }
+}
+
 /// A row-major matrix of float64.
 pub struct Dense<'a> {
     /// `[rows, cols]`.

@@ -208,9 +208,36 @@ fn stored_types_and_decorators() {
             same(&by(Plan::default(), &x, t, &Negated(&rows)), &minus, "decorated");
         }
     }
-    assert_eq!(Blocks::new(GgmlType::I8, &[], 4).err(), Some(BlocksError::Unsupported(GgmlType::I8)));
     assert_eq!(Blocks::new(GgmlType::Q4_K, &[], 192).err(), Some(BlocksError::Columns(GgmlType::Q4_K, 192)));
     assert_eq!(Blocks::new(GgmlType::F32, &[0; 9], 2).err(), Some(BlocksError::Bytes(9, 8)));
+}
+
+/// NVFP4 with its tensor's scale: every element exact, and never taken for its blocks.
+#[test]
+fn scale_of_a_tensor() {
+    let (m, k, scale) = (3, 128, 0.1f32);
+    let raw: Vec<u8> = (0..m * k / 64 * 36).map(|i| (i * 37 % 251) as u8).collect();
+    let rows = || Blocks::new(GgmlType::NVFP4, &raw, k).unwrap();
+    let (mut plain, mut scaled) = (vec![0.0; k], vec![0.0; k]);
+    for row in 0..m {
+        rows().decode(row, 0, &mut plain);
+        Scaled { rows: rows(), scale }.decode(row, 0, &mut scaled);
+        for (plain, scaled) in plain.iter().zip(&scaled) {
+            // Whole numbers of 2^-10, and of 2^-27 (0.1f32 is 13421773 of them): their product has 2^-37.
+            let exact = (plain * 1024.0) as i128 * 13_421_773;
+            assert_eq!((scaled * 2f64.powi(37)) as i128, exact);
+        }
+        assert!(plain.iter().any(|v| *v != 0.0));
+    }
+    let said = |rows: &dyn Rows| {
+        let mut all = Vec::new();
+        rows.say(&mut |b| all.extend_from_slice(b));
+        all
+    };
+    let (one, other) = (Scaled { rows: rows(), scale }, Scaled { rows: rows(), scale: 0.2 });
+    assert!(one.stored().is_none() && rows().stored().is_some());
+    assert!(said(&one) != said(&other) && said(&one) != said(&rows()));
+    assert_eq!((one.rows(), one.cols()), (m, k));
 }
 
 #[test]

@@ -25,6 +25,9 @@ macro_rules! committed_ptx {
 /// GLM-5, GLM-4.7-Flash too), for where there is no NVRTC.
 pub const COMMITTED: &[(&str, &str)] = committed_ptx![
     "dequant.compute_120.ptx",
+    "dequant_iq.compute_120.ptx",
+    "dequant_low.compute_120.ptx",
+    "dequant_wide.compute_120.ptx",
     "norm.compute_120.ptx",
     "product.compute_120.ptx",
     "rope.compute_120.ptx",

@@ -22,7 +22,12 @@ macro_rules! built_in {
 const BUILT_IN: &[(&str, &str)] = built_in![
     "common.cuh",
     "attention.cuh",
+    "dequant.cuh",
+    "codebooks.cuh",
     "dequant.cu",
+    "dequant_iq.cu",
+    "dequant_low.cu",
+    "dequant_wide.cu",
     "norm.cu",
     "product.cu",
     "rope.cu",
@@ -175,6 +180,12 @@ impl Library {
     /// A file.
     pub fn file(&self, name: &str) -> Option<&File> {
         self.files.get(name)
+    }
+
+    /// The entry point that decodes a ggml type, if there is one.
+    pub fn decoder(&self, ty: &str) -> Option<&str> {
+        let mut entries = self.files.values().flat_map(|f| &f.header.kernels);
+        entries.find(|k| k.ty.as_deref() == Some(ty)).map(|k| k.entry.as_str())
     }
 
     /// The file that has an entry point.

@@ -130,8 +130,7 @@ impl<'a, D: Device> Machine<'a, D> {
 
     /// The entry point that decodes a ggml type, if there is one.
     pub fn decoder(&self, ty: &str) -> Option<String> {
-        let header = &self.code.library().file("dequant.cu")?.header;
-        header.kernels.iter().find(|k| k.ty.as_deref() == Some(ty)).map(|k| k.entry.clone())
+        self.code.library().decoder(ty).map(str::to_string)
     }
 
     /// Runs a kernel: geometry of the launch from its header, by what the layer has and `names`.
