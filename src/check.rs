@@ -209,7 +209,7 @@ pub fn layer_with(
     let case = draw(&layer, options)?;
     let contract = engine.contract();
     let judged = options.contract.of(&contract)?;
-    let (odd, notes) = model.remarks(index, &options.reading)?;
+    let (odd, notes) = model.remarks(index, &options.reading);
     let mut saver = match &options.save {
         None => None,
         Some(dir) => Some(Saver::new(dir, index).map_err(|e| CheckError::Save(e.to_string()))?),

@@ -39,8 +39,10 @@ for unit in &report.tensors {
 ```
 */
 
+pub mod against;
 pub mod case;
 pub mod check;
+pub mod checkpoint;
 pub mod cli;
 pub mod compare;
 pub mod contracts;

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 
 Exit codes: 0 every figure is reached, 1 one is missed.")]
 pub struct CalibrateArgs {
-    /// Model files whose layers are used [default: small layers, made up in memory]
+    /// Models (GGUF files or Hugging Face folders) whose layers are used [default: small layers, made up in memory]
     #[arg(value_name = "MODEL")]
     models: Vec<PathBuf>,
     /// Runs

@@ -17,7 +17,7 @@ use std::path::PathBuf;
   python examples/python-kernel/attention.py mycase
   mla-check compare --case mycase")]
 pub struct CaseArgs {
-    /// Model file, GGUF: widths, scale and weights that shape the tensors
+    /// Model, a GGUF file or a Hugging Face folder: widths, scale and weights that shape the tensors
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// Folder to write

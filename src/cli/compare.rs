@@ -44,7 +44,7 @@ A map says which array is which tensor; docs/dumps.md lists its fields, with an 
 Folders that the hooks in adapters/ wrote need no map. `base = \"vllm\"` in a map takes the names of arrays from a built-in one:
 vllm, sglang, sglang-dumper, flashinfer-mla, flashinfer-ragged, llama.cpp, hf.")]
 pub struct CompareArgs {
-    /// Model file (GGUF, any part of a split one); without one, attention alone is judged, by the widths and the scale of
+    /// Model (a GGUF file, any part of a split one, or a Hugging Face folder); without one, attention alone is judged, by the widths and the scale of
     /// the map's [geometry]. Then the dump: a .npy, .npz, .safetensors or torch.save .pt file, a folder of these, or a
     /// folder that `run --save` wrote; or a .txt or .log file of norms
     #[arg(value_names = ["MODEL", "DUMP"], num_args = 1..=2, required_unless_present = "case")]

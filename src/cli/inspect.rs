@@ -1,6 +1,8 @@
 /*! `mla-check inspect`: what a model file holds, and what is wrong with it, from its headers, and with `--data` from its
 values. */
 
+mod against;
+mod checkpoint;
 mod data;
 mod text;
 
@@ -21,10 +23,10 @@ use std::path::PathBuf;
 /// Options of `inspect`.
 #[derive(Args)]
 #[command(
-    after_help = "Exit codes: 0 sound (warnings included), 1 a defect that breaks attention, 2 unreadable.\n\nExample: mla-check inspect model-00001-of-00011.gguf --data"
+    after_help = "Exit codes: 0 sound (warnings included), 1 a defect that breaks attention or a tensor that differs from the original, 2 unreadable.\n\nExamples:\n  mla-check inspect model-00001-of-00011.gguf --layer 3\n  mla-check inspect model.gguf --data\n  mla-check inspect model.gguf --against checkpoint/"
 )]
 pub struct InspectArgs {
-    /// Model file (.gguf), of a split one any part
+    /// Model file (.gguf), of a split one any part, or a folder with config.json and .safetensors files
     model: PathBuf,
     /// Layers whose tensors are listed and, with --data, read: N, A..B, a comma list, or all [default: the first with
     /// MLA attention is listed, all are read]
@@ -42,6 +44,10 @@ pub struct InspectArgs {
     /// Threads that read [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), requires = "data")]
     threads: Option<u16>,
+    /// Hold the attention weights of all layers, or of those that --layer names, against the checkpoint that the file was made
+    /// from: a folder with config.json and .safetensors files
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["tensors", "data"])]
+    against: Option<PathBuf>,
 }
 
 #[derive(Serialize)]
@@ -168,11 +174,21 @@ const NOT_LOOKED_AT_WITH_DATA: &str =
 pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
     let model = Model::open(&args.model).map_err(Failure::input)?;
     let mla = model.mla_layers();
+    if let Some(original) = &args.against {
+        let layers = match &args.layer {
+            Some(asked) => layers::choose(asked, &model, out)?,
+            None => mla,
+        };
+        return against::main(&model, original, &layers, out);
+    }
     let shown = match &args.layer {
         Some(asked) => layers::choose(asked, &model, out)?,
         None => mla.iter().take(1).copied().collect(),
     };
     let layers = if args.layer.is_some() { shown.clone() } else { mla.clone() };
+    if let Some(checkpoint) = model.checkpoint() {
+        return checkpoint::main(args, &model, checkpoint, &shown, out);
+    }
     let Some(gguf) = model.gguf() else { return Ok(0) };
     let mut report = report(&model, gguf, mla, &shown, args);
     if args.data {
@@ -270,8 +286,8 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], a
         attention_types,
         weights: shown.iter().map(|l| layer(model, gguf, *l)).collect(),
         tensors: args.tensors.then(|| gguf.tensors().iter().map(TensorReport::from).collect()),
-        held_twice,
         data: None,
+        held_twice,
         findings,
         not_looked_at: NOT_LOOKED_AT,
     }
@@ -281,8 +297,13 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], a
 fn findings(model: &Model, shown: &[usize]) -> (Vec<Finding>, Vec<Difference>) {
     let (mut findings, mut twice) = (lint(model), Vec::new());
     for &n in shown {
-        // What can't be read is a finding of the headers.
-        for d in model.held_twice(n).unwrap_or_default() {
+        let all = model.held_twice(n).unwrap_or_else(|e| {
+            let what = e.to_string();
+            let what = format!("not used, and not compared: {}", what.lines().next().unwrap_or_default());
+            findings.push(Finding { severity: Severity::Warning, what, place: format!("layer {n}") });
+            Vec::new()
+        });
+        for d in all {
             let severity = if d.too_far() { Severity::Warning } else { Severity::Note };
             findings.push(Finding { severity, what: d.to_string(), place: format!("layer {n}") });
             twice.push(d);

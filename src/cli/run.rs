@@ -35,7 +35,7 @@ use std::sync::Arc;
 
 A request is CONTEXT+NEW: 0+64 is a prefill of 64 tokens, 1024+1 one decode step on 1024 cached tokens.")]
 pub struct RunArgs {
-    /// Model file: GGUF, any part of a split one
+    /// Model: a GGUF file, any part of a split one, or a Hugging Face folder
     #[arg(value_name = "MODEL", required_unless_present = "model_flag")]
     model: Option<PathBuf>,
     /// The same, as in llama.cpp
@@ -418,7 +418,10 @@ impl RunArgs {
     fn open(&self) -> Result<Model, Failure> {
         let path = self.model.as_ref().or(self.model_flag.as_ref());
         let path = path.ok_or_else(|| {
-            Failure::Input("no model file was given\n  where: MODEL\n  do: name a GGUF file".into())
+            Failure::Input(
+                "no model file was given\n  where: MODEL\n  do: name a GGUF file or a Hugging Face folder"
+                    .into(),
+            )
         })?;
         Model::open(path).map_err(Failure::input)
     }

@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 Exit codes: 0 every figure is reached, 1 one is missed or a clean run is accused.")]
 pub struct SensitivityArgs {
-    /// Model file: GGUF, any part of a split one
+    /// Model: a GGUF file, any part of a split one, or a Hugging Face folder
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// Layer [default: the first with MLA attention]

@@ -50,7 +50,8 @@ struct List {
 impl List {
     /// A file, or the files of a folder. `asked`: layers of a user's model, "" for the first; None: all of them.
     fn place(&mut self, path: &Path, asked: Option<&str>, place: &str) {
-        if !path.is_dir() {
+        // A folder with config.json is one model.
+        if !path.is_dir() || path.join("config.json").is_file() {
             self.file(path, asked);
             return;
         }

@@ -9,12 +9,14 @@ The tensor table is passed over once and sorted by layer; then every layer is as
 layers with the same answer become one finding. Names, keys and layouts: llama.cpp 0c1e57098 and its converter.
 */
 
+mod checkpoint;
 mod conventions;
 mod file_type;
+mod types;
 
 use super::arch::{Layers, Query, Widths};
 use super::weights::{LEGACY, dims};
-use super::{Model, in_layer, list, scale};
+use super::{Model, Source, in_layer, list, scale};
 use crate::gguf::{Gguf, TensorInfo};
 use mla_reference::{WEIGHTS, Weight, dequant};
 use serde::Serialize;
@@ -80,7 +82,10 @@ struct Lint<'a> {
 
 /// All findings, the worst first.
 pub fn lint(model: &Model) -> Vec<Finding> {
-    let Some(gguf) = model.gguf() else { return Vec::new() };
+    let gguf = match model.source() {
+        Source::Gguf(gguf) => gguf,
+        Source::Checkpoint(c, _) => return checkpoint::lint(model, c),
+    };
     let mut layers: BTreeMap<usize, InLayer> = BTreeMap::new();
     for tensor in gguf.tensors() {
         let Some((layer, name)) = in_layer(&tensor.name) else { continue };
@@ -97,6 +102,9 @@ pub fn lint(model: &Model) -> Vec<Finding> {
     let mtp = model.mtp_layers();
     let mut lint = Lint { model, gguf, layers, mtp, found: Vec::new(), by_layer: BTreeMap::new() };
     if let Some(what) = model.arch.warning() {
+        lint.metadata(Severity::Warning, what);
+    }
+    for what in types::odd(gguf, model.arch.name) {
         lint.metadata(Severity::Warning, what);
     }
     lint.count();

@@ -1,5 +1,5 @@
 /*!
-From a GGUF file to layers: architecture, geometry, rope, weights by role.
+From a GGUF file or a Hugging Face checkpoint to layers: architecture, geometry, rope, weights by role.
 
 One file an architecture and one row in [`arch::ARCHITECTURES`]; everything else here is the same for all
 of them. Whatever a file lacks or contradicts is an error that names the key or tensor.
@@ -8,6 +8,7 @@ of them. Whatever a file lacks or contradicts is an error that names the key or 
 pub mod arch;
 mod both;
 mod choose;
+mod config;
 mod convention;
 mod deepseek2;
 mod deepseek32;
@@ -26,12 +27,16 @@ mod weights;
 
 pub use both::Difference;
 pub use choose::{Chosen, among, choose};
+pub use config::Names;
+pub(crate) use config::in_layer as in_checkpoint;
 pub use convention::{Convention, Numbers};
 pub use grid::Grid;
 pub use rope::{FactorSet, Factors, Yarn};
 pub use source::{Held, Source, Taken};
+pub(crate) use weights::{KeyRows, ValueRows};
 pub use weights::{LEGACY, LayerWeights, Layout, Stored};
 
+use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::gguf::{Gguf, GgufError};
 use arch::{Architecture, Layers};
 use mla_reference::{Geometry, Spec, Weights};
@@ -54,6 +59,9 @@ pub enum ModelError {
     /// The container.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// A checkpoint, or its config.json.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// Another architecture.
     #[error(
         "architecture '{found}' is not supported: {why}\n  where: {file}, general.architecture\n  do: use a file of {supported}"
@@ -152,11 +160,16 @@ pub struct Model {
     pub top_k: Option<usize>,
     /// Length the model was made for.
     pub context_length: Option<u64>,
+    /// Of a checkpoint: what decimals say that [`Numbers`] has no place for.
+    written: Option<config::Written>,
 }
 
 impl Model {
-    /// Opens a file, or any part of a split one.
+    /// Opens a GGUF file, or any part of a split one, or a checkpoint's folder.
     pub fn open(path: &Path) -> Result<Model, ModelError> {
+        if Checkpoint::is_meant(path) {
+            return config::model(Checkpoint::open(path)?);
+        }
         read::model(Gguf::open(path)?)
     }
 
@@ -164,6 +177,15 @@ impl Model {
     pub fn gguf(&self) -> Option<&Gguf> {
         match &self.source {
             Source::Gguf(gguf) => Some(gguf),
+            Source::Checkpoint(..) => None,
+        }
+    }
+
+    /// The container and where layers are in it, where it is a checkpoint.
+    pub fn checkpoint(&self) -> Option<(&Checkpoint, &Names)> {
+        match &self.source {
+            Source::Gguf(_) => None,
+            Source::Checkpoint(checkpoint, names) => Some((checkpoint, names)),
         }
     }
 
@@ -179,7 +201,16 @@ impl Model {
 
     /// What a convention makes of the file.
     pub fn spec(&self, reading: &Reading) -> Spec {
-        self.numbers.spec(self.arch, self.geometry, reading)
+        let mut spec = self.numbers.spec(self.arch, self.geometry, reading);
+        if let Some(written) = &self.written {
+            written.correct(&mut spec, reading);
+        }
+        spec
+    }
+
+    /// Whether every layer of the architecture has MLA attention.
+    pub(crate) fn all_layers_attend(&self) -> bool {
+        self.arch.layers == Layers::All
     }
 
     /// Layers with MLA attention, in order.
@@ -221,22 +252,28 @@ impl Model {
     /// # Errors
     /// Weights that can't be read.
     pub fn held_twice(&self, layer: usize) -> Result<Vec<Difference>, ModelError> {
-        self.gguf().map_or(Ok(Vec::new()), |gguf| both::differences(gguf, layer, &self.geometry))
+        both::differences(&self.source, layer, &self.geometry)
     }
 
     /// What is to be said of a layer as it is read: what is odd about it, and what was chosen.
-    ///
-    /// # Errors
-    /// Weights that can't be read.
-    pub fn remarks(&self, layer: usize, reading: &Reading) -> Result<(Vec<String>, Vec<String>), ModelError> {
+    pub fn remarks(&self, layer: usize, reading: &Reading) -> (Vec<String>, Vec<String>) {
         let (mut odd, mut notes) = (Vec::new(), Vec::new());
         if let Some(f) = &self.numbers.factors {
             notes.push(f.said(reading.n_ctx));
         }
-        for d in self.held_twice(layer)? {
-            if d.too_far() { odd.push(d.to_string()) } else { notes.push(d.to_string()) }
+        match self.held_twice(layer) {
+            Ok(all) => {
+                for d in all {
+                    if d.too_far() { odd.push(d.to_string()) } else { notes.push(d.to_string()) }
+                }
+            }
+            // What is not needed may be damaged.
+            Err(e) => {
+                let what = e.to_string();
+                odd.push(format!("not used, and not compared: {}", what.lines().next().unwrap_or_default()));
+            }
         }
-        Ok((odd, notes))
+        (odd, notes)
     }
 
     /// Layers for multi-token prediction: the last ones, where the metadata counts any.

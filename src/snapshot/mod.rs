@@ -39,8 +39,12 @@ pub struct Head {
 }
 
 /// A model's name in snapshots: its file's, without `.gguf` and without which part it is of how many, so that all parts
-/// of a split file are the same model.
+/// of a split file are the same model; of a checkpoint, its folder's.
 pub fn stem(file: &str) -> String {
+    let file = match file.rsplit_once(['/', '\\']) {
+        Some((folder, name)) if name.ends_with(".safetensors") => folder,
+        _ => file,
+    };
     let name = file.rsplit(['/', '\\']).next().unwrap_or(file);
     let name = name.strip_suffix(".gguf").unwrap_or(name);
     let digits = |s: &str| s.len() == 5 && s.bytes().all(|b| b.is_ascii_digit());
@@ -156,6 +160,7 @@ mod tests {
         for (file, expected) in [
             ("a/b/m.Q4_K_M-00002-of-00003.gguf", "m.Q4_K_M"),
             ("m.Q4_K_M.gguf", "m.Q4_K_M"),
+            ("a/dsv3.fp8/model-00001-of-00002.safetensors", "dsv3.fp8"),
             ("/x/m-1-of-3.gguf", "m-1-of-3"),
             ("best-of-00003.gguf", "best-of-00003"),
             ("m", "m"),

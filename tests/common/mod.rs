@@ -28,16 +28,33 @@ pub const MODELS: [(&str, &str); 2] = [
 ];
 
 /// Every model of the repository whose attention other software computed (`fixtures/oracle/NAME.safetensors`).
-pub const ORACLE: [(&str, &str); 8] = [
+pub const ORACLE: [(&str, &str); 7] = [
     MODELS[0],
     MODELS[1],
-    ("dsv32dims.Q4_K_M", "models/dsv32dims.Q4_K_M.gguf"),
-    ("glm5dec.Q4_K_M", "models/glm5dec.Q4_K_M.gguf"),
-    ("kimi_linear_dims.Q4_K_M", "models/kimi_linear_dims.Q4_K_M.gguf"),
-    ("minicpm3dims.Q4_K_M", "models/minicpm3dims.Q4_K_M.gguf"),
-    ("mistral4dims.Q4_K_M", "models/mistral4dims.Q4_K_M.gguf"),
-    ("plm_dims.Q4_K_M", "models/plm_dims.Q4_K_M.gguf"),
+    ("dsv32dims.Q4_K_M", "architectures/dsv32dims.Q4_K_M.gguf"),
+    ("kimi_linear_dims.Q4_K_M", "architectures/kimi_linear_dims.Q4_K_M.gguf"),
+    ("minicpm3dims.Q4_K_M", "architectures/minicpm3dims.Q4_K_M.gguf"),
+    ("mistral4dims.Q4_K_M", "architectures/mistral4dims.Q4_K_M.gguf"),
+    ("plm_dims.Q4_K_M", "architectures/plm_dims.Q4_K_M.gguf"),
 ];
+/// Hugging Face folders with answers beside them: those of the repository, and of `MLA_CHECK_CHECKPOINTS`.
+pub fn checkpoints() -> Vec<PathBuf> {
+    let more = std::env::var_os("MLA_CHECK_CHECKPOINTS").map(PathBuf::from);
+    let mut all: Vec<PathBuf> = std::iter::once(fixture("checkpoints"))
+        .chain(more)
+        .flat_map(|dir| std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()))
+        .filter(|p| p.is_dir())
+        .collect();
+    all.sort();
+    assert!(all.len() >= 4);
+    all
+}
+
+/// The answers of such a folder.
+pub fn answers(folder: &Path) -> HashMap<String, ArrayD<f64>> {
+    let name = folder.file_name().unwrap().to_str().unwrap();
+    arrays(&folder.with_file_name(format!("{name}.answers.safetensors")))
+}
 
 /// Arrays of a .safetensors file in float64.
 pub fn arrays(path: &Path) -> HashMap<String, ArrayD<f64>> {

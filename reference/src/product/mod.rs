@@ -23,6 +23,7 @@ Without fused multiply-add in hardware the same bits take some 50 times as long.
 mod dispatch;
 mod kernel;
 mod pack;
+pub mod quantised;
 mod rows;
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@ use crate::model::lint::Severity;
 use crate::model::list;
 use anstyle::{AnsiColor, Style};
 
-fn paint(colour: AnsiColor, text: &str) -> String {
+pub(super) fn paint(colour: AnsiColor, text: &str) -> String {
     let style = Style::new().fg_color(Some(colour.into())).bold();
     format!("{style}{text}{style:#}")
 }
