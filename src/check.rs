@@ -209,7 +209,7 @@ pub fn layer_with(
     let case = draw(&layer, options)?;
     let contract = engine.contract();
     let judged = options.contract.of(&contract)?;
-    let (odd, notes) = model.remarks(index, &options.reading)?;
+    let (odd, notes) = model.remarks(index, &options.reading);
     let mut saver = match &options.save {
         None => None,
         Some(dir) => Some(Saver::new(dir, index).map_err(|e| CheckError::Save(e.to_string()))?),
@@ -294,6 +294,10 @@ pub fn layer_with(
         if let Which::Tensor(id) = unit.which {
             report.names.entry(unit.tensor).or_insert_with(|| case.plan.names(id.stage));
         }
+    }
+    // What was judged must be what lies on the disk.
+    if let Some(gguf) = model.gguf() {
+        gguf.unchanged().map_err(ModelError::from)?;
     }
     report.seconds = started.elapsed().as_secs_f64();
     Ok(report)

@@ -65,6 +65,7 @@ pub mod report;
 pub mod signature;
 pub mod snapshot;
 pub mod study;
+pub mod survey;
 pub mod synth;
 pub mod trace;
 mod written;

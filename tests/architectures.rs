@@ -4,13 +4,15 @@ layers that hold the decompression weight twice, relatives that are refused.
 */
 
 mod common;
+#[path = "common/nvrtc.rs"]
+mod nvrtc;
 
 use common::{MODELS, ORACLE, fixture, reference, sequence};
 use mla_check::check::{self, EngineKind, Options};
 use mla_check::gguf::write::{MetaValue, Writer};
 use mla_check::gguf::{Gguf, Value, ValueType};
 use mla_check::judge::Verdict;
-use mla_check::model::arch::{REFUSED, UNKNOWN};
+use mla_check::model::arch::{ARCHITECTURES, REFUSED, UNKNOWN};
 use mla_check::model::{Convention, FactorSet, Layer, Model, Reading};
 use mla_reference::product::{Blocks, Rows};
 use mla_reference::{Form, GgmlType, Stage};
@@ -18,14 +20,15 @@ use ndarray::Array2;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-fn judge(file: &str, engine: EngineKind, batch: &str) {
+fn judge(file: &str, engine: EngineKind, batch: &str, forms: &[Form]) {
     let model = Model::open(&fixture(file)).unwrap();
     let layer = model.mla_layers()[0];
-    let options = Options { engine, batch: batch.parse().unwrap(), ..Options::default() };
+    let (batch, forms) = (batch.parse().unwrap(), forms.to_vec());
+    let options = Options { engine, batch, forms: forms.clone(), ..Options::default() };
     let report = check::layer(&model, layer, &options, &|_| {}).unwrap_or_else(|e| panic!("{file}: {e}"));
     assert_eq!(report.verdict, Verdict::Rounding, "{file}: {:#?}", report.tensors);
     assert!(report.odd.is_empty(), "{:?}", report.odd);
-    for form in Form::ALL {
+    for form in forms {
         assert!(report.tensors.iter().any(|t| t.form == Some(form)), "{file}: {}", form.name());
     }
     assert!(model.arch.warning().is_none());
@@ -34,22 +37,36 @@ fn judge(file: &str, engine: EngineKind, batch: &str) {
 #[test]
 fn a_correct_engine_is_clean_on_every_architecture() {
     for (_, file) in ORACLE.iter().filter(|o| !MODELS.contains(o)) {
-        judge(file, EngineKind::Cpu, "0+17,33+1");
+        judge(file, EngineKind::Cpu, "0+17,33+1", &Form::ALL);
     }
 }
 
-/// Those for whose geometry PTX is committed; half-split pairs and other widths need NVRTC (tests/harness.rs has kernels of theirs).
+/// Those for whose geometry PTX is committed.
 #[test]
 fn our_kernels_are_clean_without_a_query_rank_and_without_rotation() {
-    for file in ["models/plm_dims.Q4_K_M.gguf", "models/kimi_linear_dims.Q4_K_M.gguf"] {
-        judge(file, EngineKind::Ptx, "0+5,9+1");
+    for file in ["architectures/plm_dims.Q4_K_M.gguf", "architectures/kimi_linear_dims.Q4_K_M.gguf"] {
+        judge(file, EngineKind::Ptx, "0+5,9+1", &Form::ALL);
     }
+}
+
+/// Those that the compiler is needed for. The absorbed kernels take no cache row of 288 columns, and say so.
+#[test]
+fn our_kernels_take_half_split_pairs_and_other_widths() {
+    if nvrtc::nvrtc("half-split pairs on the PTX machine").is_none() {
+        return;
+    }
+    judge("architectures/mistral4dims.Q4_K_M.gguf", EngineKind::Ptx, "0+5,9+1", &Form::ALL);
+    judge("architectures/minicpm3dims.Q4_K_M.gguf", EngineKind::Ptx, "0+5,9+1", &[Form::Fused]);
+    let model = Model::open(&fixture("architectures/minicpm3dims.Q4_K_M.gguf")).unwrap();
+    let options = Options { engine: EngineKind::Ptx, batch: "0+5".parse().unwrap(), ..Options::default() };
+    let error = check::layer(&model, 0, &options, &|_| {}).err().unwrap().to_string();
+    assert!(error.contains("(LATENT + ROPE) % 64 == 0") && error.contains("--engine cpu"), "{error}");
 }
 
 /// What is not rotated keeps its bits at every position.
 #[test]
 fn without_rotation_rope_columns_are_copied() {
-    let model = Model::open(&fixture("models/kimi_linear_dims.Q4_K_M.gguf")).unwrap();
+    let model = Model::open(&fixture("architectures/kimi_linear_dims.Q4_K_M.gguf")).unwrap();
     let weights = model.weights(1).unwrap();
     let layer = Layer { index: 1, spec: model.spec(&Reading::default()), weights: &weights };
     let hidden = Array2::from_shape_fn((3, 256), |(i, j)| ((i * 256 + j) as f64 * 0.7).sin());
@@ -74,7 +91,7 @@ fn words(output: &Output) -> String {
 
 #[test]
 fn the_session_chooses_the_rope_factors_and_the_report_says_which() {
-    let file = fixture("models/minicpm3dims.Q4_K_M.gguf");
+    let file = fixture("architectures/minicpm3dims.Q4_K_M.gguf");
     let path = file.to_str().unwrap();
     let model = Model::open(&file).unwrap();
     for (n_ctx, set) in
@@ -95,7 +112,7 @@ fn the_session_chooses_the_rope_factors_and_the_report_says_which() {
     assert!(words(&narrow).contains("a request has 3 tokens, more than a session of 2 positions holds"));
     let inspected = words(&mla_check(&["inspect", path, "--n-ctx", "40000"]));
     assert!(inspected.contains("rope factors: the long set"), "{inspected}");
-    let other = fixture("models/plm_dims.Q4_K_M.gguf");
+    let other = fixture("architectures/plm_dims.Q4_K_M.gguf");
     let args = ["run", other.to_str().unwrap(), "--engine", "reference", "--batch", "0+3", "--n-ctx", "9"];
     assert!(words(&mla_check(&args)).contains("--n-ctx decides nothing"));
 }
@@ -103,7 +120,7 @@ fn the_session_chooses_the_rope_factors_and_the_report_says_which() {
 /// A dump of the session with long factors, read as one with short ones, is another reading and not a wrong engine.
 #[test]
 fn the_other_rope_factors_are_another_convention() {
-    let model = Model::open(&fixture("models/minicpm3dims.Q4_K_M.gguf")).unwrap();
+    let model = Model::open(&fixture("architectures/minicpm3dims.Q4_K_M.gguf")).unwrap();
     let spec = model.spec(&Reading::of(Convention::Hf));
     let long = model.spec(&Reading { n_ctx: Some(100_000), ..Reading::of(Convention::Hf) });
     let others = check::other_conventions(&model, &spec);
@@ -114,7 +131,7 @@ fn the_other_rope_factors_are_another_convention() {
 /// Kimi-Linear's other layers are no defect; contradictions between its array and its tensors are said.
 #[test]
 fn layers_with_another_attention_are_no_defect() {
-    let file = fixture("models/kimi_linear_dims.Q4_K_M.gguf");
+    let file = fixture("architectures/kimi_linear_dims.Q4_K_M.gguf");
     let sound = mla_check(&["inspect", file.to_str().unwrap()]);
     assert_eq!(sound.status.code(), Some(0));
     let said = words(&sound);
@@ -148,6 +165,16 @@ fn relatives_are_refused_by_name_with_the_reason() {
         w.write(&path, &mut |_, _| Ok(())).unwrap();
         let message = Model::open(&path).err().unwrap().to_string();
         assert!(message.contains(&format!("'{name}' is not supported: {why}")), "{message}");
+    }
+}
+
+/// docs/architectures.md has every name.
+#[test]
+fn documentation_lists_all_architectures() {
+    let text = include_str!("../docs/architectures.md");
+    let relatives = |n: &&str| !n.starts_with("longcat") && *n != "glm5next";
+    for name in ARCHITECTURES.iter().map(|a| a.name).chain(REFUSED.iter().map(|r| r.0).filter(relatives)) {
+        assert!(text.contains(&format!("`{name}`")), "{name}");
     }
 }
 
@@ -208,7 +235,7 @@ impl Copied {
 
 /// attn_kv_b of float16 beside the split tensors of a layer, of the same values but for what `alter` does to its rows.
 fn held_twice(folder: &Path, alter: impl Fn(&mut [Vec<f64>])) -> PathBuf {
-    let mut copied = Copied::of(&fixture("models/dsv32dims.Q4_K_M.gguf"));
+    let mut copied = Copied::of(&fixture("architectures/dsv32dims.Q4_K_M.gguf"));
     let (k, v) = (copied.values("blk.0.attn_k_b.weight"), copied.values("blk.0.attn_v_b.weight"));
     let (heads, latent, nope, value) = (2, 512, 128, 128);
     let mut rows: Vec<Vec<f64>> = Vec::new();

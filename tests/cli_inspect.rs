@@ -280,6 +280,44 @@ const DAMAGES: &[Damage] = &[
     ("dsv3", |d| d.unset("general.architecture"), 2, &["architecture '(none)' is not supported"]),
     (
         "dsv3",
+        |d| d.unset("attention.kv_lora_rank"),
+        2,
+        &["the key deepseek2.attention.kv_lora_rank is missing"],
+    ),
+    (
+        "dsv3",
+        |d| d.set("attention.kv_lora_rank", 512u64),
+        0,
+        &["deepseek2.attention.kv_lora_rank (u64): not stored as u32, which llama.cpp asks for"],
+    ),
+    (
+        "dsv3",
+        |d| d.set("attention.kv_lora_rank", 512f32),
+        2,
+        &["the value is 512.0 (f32), expected an integer"],
+    ),
+    ("dsv3", |d| d.unset("attention.value_length_mla"), 2, &["attention.value_length_mla is missing"]),
+    (
+        "dsv3",
+        |d| d.set("attention.head_count", 3u32),
+        1,
+        &[
+            "blk.*.attn_q_b.weight (w_q_b) has shape 256 x 768 (fastest first), its metadata asks for 256 x 576",
+        ],
+    ),
+    ("dsv3", |d| d.set("rope.dimension_count", 63u32), 2, &["is 63, but columns rotate in pairs"]),
+    ("dsv3", |d| d.set("rope.dimension_count", 192u32), 2, &["no column is left unrotated"]),
+    (
+        "dsv3",
+        |d| d.add("blk.1.attn_q_a.bias", &[256], F32).add("blk.1.ffn_new.weight", &[256], F32),
+        0,
+        &[
+            "blk.1.attn_q_a.bias is no weight of this architecture's attention: `run` leaves it out",
+            "1 warning",
+        ],
+    ),
+    (
+        "dsv3",
         |d| {
             let name = format!("{} \u{1b}]0;title\u{7}\u{202e}", "long ".repeat(40) + &"x".repeat(200));
             d.set("general.name", name).add("blk.0.evil\u{1b}[2J", &[4], F32)

@@ -3,52 +3,21 @@
 //! Files are made by hand here, byte by byte, so that the reader is not tested against our own writer.
 //! Cases are named by the row of the list of damages that they come from.
 
+#[path = "common/counting.rs"]
+mod counting;
+#[path = "common/sparse.rs"]
+mod sparse;
+
+use counting::memory;
 use mla_check::gguf::{Gguf, GgufError, Problem, Value};
 use proptest::prelude::*;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::error::Error;
 use std::path::Path;
 
 type Outcome = Result<(), Box<dyn Error>>;
 
-thread_local! {
-    /// Bytes that this thread holds, and the most it has held.
-    static HELD: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
-}
-
-/// The system's allocator, counting.
-struct Counting;
-
-fn count(bytes: isize) {
-    let (now, most) = HELD.get();
-    HELD.set((now + bytes, most.max(now + bytes)));
-}
-
-// SAFETY: every call goes to the system's allocator unchanged; counting allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: as above.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// The result of some work, and the most memory that it held at a time.
-fn memory<T>(work: impl FnOnce() -> T) -> (T, isize) {
-    let before = HELD.get().0;
-    HELD.set((before, before));
-    let result = work();
-    (result, HELD.get().1 - before)
-}
+static ALLOCATOR: counting::Counting = counting::Counting;
 
 /// What opening a file may hold: a constant, and for each byte of the file what the densest table costs
 /// (a row of 24 bytes becomes a tensor in two lists and two maps, and two warnings with their places).
@@ -59,10 +28,13 @@ fn justified(file: usize) -> isize {
 /// What must happen to a case; the text must occur in the message.
 enum Verdict {
     Refused(&'static str),
+    /// The file opens with a warning; the bytes of tensor "b" (always the last) are an error, those of the others are
+    /// not, but for one that it shares bytes with.
+    Unusable(&'static str),
     Warned(&'static str),
     Accepted,
 }
-use Verdict::{Accepted, Refused, Warned};
+use Verdict::{Accepted, Refused, Unusable, Warned};
 
 fn string(s: &[u8]) -> Vec<u8> {
     [&(s.len() as u64).to_le_bytes(), s].concat()
@@ -260,36 +232,76 @@ fn cases() -> Vec<(&'static str, Vec<u8>, Verdict)> {
         ("40 no dimensions", last(|t| t.dims.clear()), Warned("one element")),
         ("41 5 dimensions", last(|t| t.dims = vec![1; 5]), Refused("5 dimensions")),
         ("41 2^32-1 dimensions", last(|t| t.count = Some(u32::MAX)), Refused("4294967295 dimensions")),
-        ("42 a dimension 0", last(|t| t.dims = vec![4, 0]), Warned("no elements")),
-        ("43 a dimension -1", last(|t| t.dims = vec![u64::MAX]), Refused("18446744073709551615")),
-        ("44 2^63 elements", last(|t| t.dims = vec![1 << 32, 1 << 31]), Refused("more elements")),
-        ("44 2^66 elements", last(|t| t.dims = vec![1 << 33, 1 << 33]), Refused("more elements")),
-        ("45 2^62 of F32", last(|t| t.dims = vec![1 << 31, 1 << 31]), Refused("more elements")),
+        ("42 a dimension 0", last(|t| t.dims = vec![4, 0]), Unusable("no elements")),
+        ("43 a dimension -1", last(|t| t.dims = vec![u64::MAX]), Unusable("18446744073709551615")),
+        ("44 2^63 elements", last(|t| t.dims = vec![1 << 32, 1 << 31]), Unusable("more elements")),
+        ("44 2^66 elements", last(|t| t.dims = vec![1 << 33, 1 << 33]), Unusable("more elements")),
+        ("45 2^62 of F32", last(|t| t.dims = vec![1 << 31, 1 << 31]), Unusable("more elements")),
         ("46 2^40 elements", last(|t| t.dims = vec![1 << 40]), Refused("pass the end")),
-        ("47 0 hides 2^124", last(|t| t.dims = vec![0, 1 << 62, 1 << 62]), Refused("more elements")),
-        ("48 Q4_2", last(|t| t.ty = 4), Warned("Q4_2")),
-        ("48 Q4_0_4_4", last(|t| t.ty = 31), Warned("ARM")),
-        ("49 type 43", last(|t| t.ty = 43), Warned("id 43")),
-        ("49 IQ4_KS", last(|t| t.ty = 144), Warned("ik_llama.cpp")),
-        ("49 type -1", last(|t| t.ty = u32::MAX), Warned("4294967295")),
-        ("50 Q4_K row of 128", last(|t| (t.dims, t.ty) = (vec![128, 2], Q4_K)), Refused("blocks of 256")),
-        ("51 Q8_0 row of 48", last(|t| (t.dims, t.ty) = (vec![48, 2], Q8_0)), Refused("48 elements")),
-        ("52 offset 100", last(|t| t.offset = 100), Refused("multiple of the alignment")),
+        ("47 0 hides 2^124", last(|t| t.dims = vec![0, 1 << 62, 1 << 62]), Unusable("more elements")),
+        ("48 Q4_2", last(|t| t.ty = 4), Unusable("Q4_2")),
+        ("48 Q4_0_4_4", last(|t| t.ty = 31), Unusable("ARM")),
+        ("49 type 43", last(|t| t.ty = 43), Unusable("id 43")),
+        ("49 IQ4_KS", last(|t| t.ty = 144), Unusable("IQ4_KS")),
+        ("49 type -1", last(|t| t.ty = u32::MAX), Unusable("4294967295")),
+        ("50 Q4_K row of 128", last(|t| (t.dims, t.ty) = (vec![128, 2], Q4_K)), Unusable("blocks of 256")),
+        ("51 Q8_0 row of 48", last(|t| (t.dims, t.ty) = (vec![48, 2], Q8_0)), Unusable("48 elements")),
+        ("52 offset 100", last(|t| t.offset = 100), Unusable("multiple of the alignment")),
         ("53 hole", with(|f| { f.rows[1].offset = 128; f.data.resize(160, 0) }), Warned("32 unused bytes")),
-        ("54 equal offsets", last(|t| t.offset = 0), Refused("overlaps that of tensor \"a\"")),
-        ("54 overlap", last(|t| t.offset = 64), Refused("overlaps")),
+        ("54 equal offsets", last(|t| t.offset = 0), Unusable("overlaps that of tensor \"a\"")),
+        ("54 overlap", last(|t| t.offset = 64), Unusable("overlaps")),
         ("55 order", with(|f| f.rows.swap(0, 1)), Warned("order")),
         ("56 first offset not 0", with(|f| {
             (f.rows[0].offset, f.rows[1].offset) = (32, 128);
             f.data.resize(160, 0);
         }), Warned("32 unused bytes")),
-        ("57 offset past the end", last(|t| t.offset = 1 << 20), Refused("pass the end")),
-        ("57 offset 2^64-32", last(|t| t.offset = u64::MAX - 31), Refused("pass the end")),
+        ("57 offset past the end", last(|t| t.offset = 1 << 20), Unusable("pass the end")),
+        ("57 offset 2^64-32", last(|t| t.offset = u64::MAX - 31), Unusable("pass the end")),
         ("58 no trailing padding", with(|f| f.data.truncate(112)), Accepted),
         ("59 extra bytes", with(|f| f.data.resize(192, 9)), Warned("64 bytes follow")),
         ("60 no padding before data", with(|f| { f.alignment = 1; f.data.truncate(112) }), Refused("pass the end")),
         ("61 no tensors", with(|f| { f.rows.clear(); f.data.clear() }), Accepted),
     ]
+}
+
+/// Rows of the list whose cases are not in [`cases`]: a test's file, and what the case says there.
+const ELSEWHERE: &[(u32, &str, &str)] = &[
+    (39, HERE, "39 over parts"),
+    (62, HERE, "fn odd_splits_are_warned_of"),
+    (63, HERE, "63 missing"),
+    (64, HERE, "64 part 1 missing"),
+    (65, HERE, "65 total"),
+    (66, INSPECT, r#"d.set("attention.kv_lora_rank", 512u64)"#),
+    (67, INSPECT, r#"d.unset("attention.value_length_mla")"#),
+    (68, INSPECT, "only attn_kv_b.weight, but the metadata has key_length_mla"),
+    (69, INSPECT, "it looks transposed"),
+    (70, INSPECT, "attn_k_b is square"),
+    (71, INSPECT, r#"d.set("attention.head_count", 3u32)"#),
+    (72, INSPECT, r#"d.set("rope.dimension_count", 63u32)"#),
+    (73, DATA, "32 NaN and 0 infinite values in 1 of 36864 blocks"),
+    (74, DATA, "all its bytes are zero"),
+    (75, HERE, "75 swapped"),
+    (76, HERE, "fn a_file_cut_while_it_is_read_ends_in_words"),
+    (77, INSPECT, "is no weight of this architecture's attention"),
+    (78, INSPECT, "layers 1 lie beyond block_count 1"),
+];
+const HERE: &str = include_str!("gguf_damage.rs");
+const INSPECT: &str = include_str!("cli_inspect.rs");
+const DATA: &str = include_str!("cli_data.rs");
+
+/// Every row of the list of damages has a case somewhere.
+#[test]
+fn every_row_has_a_case() {
+    let number = |name: &str| name.split(' ').next().and_then(|n| n.parse::<u32>().ok());
+    let mut rows: std::collections::BTreeSet<u32> = cases().iter().filter_map(|c| number(c.0)).collect();
+    for (row, file, says) in ELSEWHERE {
+        // In this file the list itself is one occurrence.
+        let least = if *file == HERE { 2 } else { 1 };
+        assert!(file.matches(says).count() >= least, "row {row}: {says:?} is gone");
+        rows.insert(*row);
+    }
+    let missing: Vec<u32> = (1..=78).filter(|row| !rows.contains(row)).collect();
+    assert!(missing.is_empty(), "no case of rows {missing:?}");
 }
 
 fn open(folder: &Path, bytes: &[u8]) -> Result<Gguf, Box<dyn Error>> {
@@ -313,6 +325,15 @@ fn every_damage_has_its_verdict() -> Outcome {
                 let placed = message.contains("model.gguf, byte ") || bytes.is_empty();
                 let right = message.contains(text) && placed && message.lines().count() == 3;
                 (message, right)
+            }
+            (Unusable(text), Ok(gguf)) => {
+                let warned = gguf.warnings().iter().any(|w| w.to_string().contains(text));
+                let errors: Vec<String> =
+                    gguf.tensors().iter().filter_map(|t| Some(gguf.bytes(t).err()?.to_string())).collect();
+                let shared = errors.iter().any(|e| e.contains("overlaps that of tensor \"b\""));
+                let last = errors.last().is_some_and(|e| e.contains(text) && e.lines().count() == 3);
+                let right = warned && last && errors.len() == 1 + usize::from(shared);
+                (format!("{:?}, {errors:?}", gguf.warnings()), right)
             }
             (Warned(text), Ok(gguf)) => {
                 let message: Vec<_> = gguf.warnings().iter().map(|w| w.to_string()).collect();
@@ -358,6 +379,56 @@ fn a_file_cut_after_opening_is_an_error() -> Outcome {
     std::fs::OpenOptions::new().write(true).open(folder.path().join("model.gguf"))?.set_len(100)?;
     let error = gguf.bytes(&gguf.tensors()[0]).err().ok_or("expected an error")?;
     assert!(matches!(error.problem(), Problem::Changed { now: 100, .. }), "{error}");
+    Ok(())
+}
+
+/// Run by the test below in a process of its own: cuts the file that it is reading.
+#[cfg(unix)]
+#[test]
+#[ignore = "ends the process; run by a_file_cut_while_it_is_read_ends_in_words"]
+fn cuts_what_it_reads() -> Outcome {
+    // Without it, this is `--ignored` of all tests.
+    let Ok(path) = std::env::var("MLA_CHECK_TEST_CUT") else { return Ok(()) };
+    mla_check::gguf::end_on_lost_pages(2);
+    let gguf = Gguf::open(Path::new(&path))?;
+    let bytes = gguf.bytes(gguf.tensor("b").ok_or("b")?)?;
+    std::fs::OpenOptions::new().write(true).open(&path)?.set_len(100)?;
+    let sum: u64 = bytes.iter().map(|b| u64::from(*b)).sum();
+    Err(format!("read on, {sum}").into())
+}
+
+/// Row 76: a file that shrinks while its bytes are read.
+#[cfg(unix)]
+#[test]
+fn a_file_cut_while_it_is_read_ends_in_words() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("model.gguf");
+    let file = with(|f| {
+        f.rows[1].dims = vec![1 << 18];
+        f.data = vec![1; 96 + (4 << 18)];
+    });
+    std::fs::write(&path, file)?;
+    let output = std::process::Command::new(std::env::current_exe()?)
+        .args(["--exact", "cuts_what_it_reads", "--ignored", "--nocapture"])
+        .env("MLA_CHECK_TEST_CUT", &path)
+        .output()?;
+    let said = String::from_utf8(output.stderr)?;
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("error: the file became shorter while it was read"), "{said}");
+    assert!(said.contains(&format!("where: {}, byte ", path.display())) && said.contains("  do: "), "{said}");
+    Ok(())
+}
+
+/// A file that is written to, of the same length: its bytes are of two files.
+#[test]
+fn a_file_written_to_after_opening_is_an_error() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let gguf = open(folder.path(), &sound().bytes())?;
+    gguf.unchanged()?;
+    let file = std::fs::OpenOptions::new().write(true).open(folder.path().join("model.gguf"))?;
+    file.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(10))?;
+    assert!(matches!(gguf.unchanged().err().ok_or("expected an error")?.problem(), Problem::Rewritten));
+    assert!(gguf.bytes(&gguf.tensors()[0]).is_err());
     Ok(())
 }
 
@@ -500,6 +571,23 @@ fn a_dense_table_costs_a_multiple_of_the_file() -> Outcome {
     let (gguf, held) = memory(|| open(folder.path(), &bytes));
     assert_eq!(gguf?.tensors().len(), 20_000);
     assert!(held < justified(bytes.len()), "{held} bytes held for {}", bytes.len());
+    Ok(())
+}
+
+/// 8,000 tensors of full size in five parts, without their data: headers are all that is read.
+#[test]
+fn headers_of_a_model_of_full_size_cost_little() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let (path, bytes) = sparse::write(folder.path(), &sparse::deepseek_v3(), 61, 128, 5);
+    assert!(bytes > 500 << 30, "{bytes}");
+    let (found, held) = memory(|| {
+        mla_check::model::Model::open(&path).map(|m| (m.mla_layers().len(), mla_check::model::lint::lint(&m)))
+    });
+    let (layers, findings) = found?;
+    assert_eq!(layers, 61);
+    assert!(findings.iter().all(|f| !f.what.contains("missing")), "{findings:?}");
+    // 8,000 tensors with their names in a list and a map: less than 1 KiB each.
+    assert!(held < 8 << 20, "{held} bytes held");
     Ok(())
 }
 

@@ -1,7 +1,11 @@
 //! Made-up models: names, shapes, types and sizes of weights as other software has them.
 
+use mla_check::check::{self, Options};
 use mla_check::gguf::{Gguf, TensorInfo};
-use mla_check::synth::{FileType, Preset, Spec, SynthError, write};
+use mla_check::judge::Verdict;
+use mla_check::model::Model;
+use mla_check::model::lint::{Severity, lint};
+use mla_check::synth::{FileType, MlaLayers, Preset, Spec, SynthError, write};
 use mla_reference::dequant;
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -85,43 +89,104 @@ fn nvfp4_has_tensor_scales() -> Outcome {
     Ok(())
 }
 
-/// Keys that say nothing about attention, or what only a whole model has.
+/// Keys that say nothing about MLA attention, or what only a whole model has.
 fn elsewhere(key: &str) -> bool {
-    let parts = ["expert", "feed_forward", "tokenizer", "size_label", "dense_block", "vocab_size"];
+    let parts =
+        ["expert", "feed_forward", "tokenizer", "size_label", "dense_block", "vocab_size", ".ssm.", ".kda."];
     parts.iter().any(|p| key.contains(p)) || key == "general.name"
 }
 
-/// A made-up GLM-5 has the keys, with their types, and the attention tensors, in their order, of a file
-/// that llama.cpp's converter and llama-quantize wrote.
+/// Presets, files of that architecture that llama.cpp's converter and llama-quantize wrote, and heads and layers of those.
+const REAL: [(&str, &str, u64, u32); 6] = [
+    ("glm-5", "models/glm5dims", 4, 2),
+    ("deepseek-v3.2", "architectures/dsv32dims", 2, 1),
+    ("mistral4", "architectures/mistral4dims", 4, 1),
+    ("minicpm3", "architectures/minicpm3dims", 4, 1),
+    ("plm", "architectures/plm_dims", 2, 1),
+    ("kimi-linear", "architectures/kimi_linear_dims", 2, 2),
+];
+
+/// A made-up model has the keys, with their types, and the attention tensors, in their order, of a file that llama.cpp's
+/// converter and llama-quantize wrote.
 #[test]
 fn layout_is_that_of_a_real_file() -> Outcome {
-    let real = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/glm5dims.Q4_K_M.gguf");
-    let real = Gguf::open(&real)?;
+    for (preset, real, heads, layers) in REAL {
+        let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures");
+        let real = Gguf::open(&fixtures.join(format!("{real}.Q4_K_M.gguf")))?;
+        let folder = tempfile::tempdir()?;
+        let mut spec = spec(preset, "Q4_K_M", heads)?;
+        spec.layers = layers;
+        let ours = make(folder.path(), &spec)?;
+
+        // Same geometry but for the widths that the small file made smaller. MiniCPM3's value_length is left out where it is hidden /
+        // heads, which it is for 4 heads of the small file and for 40 of the real one.
+        let smaller = ["embedding_length", "q_lora_rank", "indexer.head_count"];
+        let left_out = |k: &str| preset == "minicpm3" && k.ends_with("value_length");
+        let keys = |gguf: &Gguf| -> Vec<String> {
+            let keys = gguf.metadata().iter().filter(|(k, _)| !elsewhere(k) && !left_out(k));
+            let value =
+                |k: &str, v: String| if smaller.iter().any(|s| k.ends_with(s)) { String::new() } else { v };
+            let mut keys: Vec<_> =
+                keys.map(|(k, v)| format!("{k} {:?} {}", v.ty(), value(k, v.to_string()))).collect();
+            keys.sort();
+            keys
+        };
+        assert_eq!(keys(&ours), keys(&real), "{preset}");
+
+        // The type of attn_kv_b depends on how many layers there are, and layers without MLA attention are not made up.
+        let attention = |t: &&TensorInfo| {
+            let mla =
+                t.name.contains(".attn") || t.name.contains(".indexer") || t.name.contains("rope_factors");
+            mla && !(preset == "kimi-linear" && t.name.starts_with("blk.0."))
+        };
+        let names = |gguf: &Gguf| -> Vec<_> {
+            let tensors = gguf.tensors().iter().filter(attention);
+            let ty = |t: &TensorInfo| if t.name.contains("kv_b") { String::new() } else { t.ty.to_string() };
+            tensors.map(|t| (t.name.clone(), t.dims.len(), ty(t))).collect()
+        };
+        assert_eq!(names(&ours), names(&real), "{preset}");
+        assert_eq!(ours.tensors().len(), names(&ours).len(), "{preset}");
+    }
+    Ok(())
+}
+
+/// Every preset is read back as the geometry it was made of, with no defect and, with as many heads as it has, nothing odd.
+#[test]
+fn presets_are_read_back() -> Outcome {
     let folder = tempfile::tempdir()?;
-    let mut spec = spec("glm-5", "Q4_K_M", 4)?;
-    spec.layers = 2;
-    let ours = make(folder.path(), &spec)?;
+    for preset in Preset::ALL {
+        let spec =
+            Spec { layers: 5, heads: Some(2), ..Spec::new(preset, FileType::by_name("Q4_0").ok_or("type")?) };
+        make(folder.path(), &spec)?;
+        let model = Model::open(&folder.path().join("synth.gguf"))?;
+        let g = model.geometry;
+        let widths = [g.hidden, g.heads, g.q_rank, g.latent, g.nope, g.rope, g.value].map(|w| w as u64);
+        let p = preset;
+        assert_eq!(widths, [p.hidden, 2, p.q_rank, p.latent, p.nope, p.rope, p.value], "{}", p.name);
+        let layers = if p.mla == MlaLayers::All { vec![0, 1, 2, 3, 4] } else { vec![3, 4] };
+        assert_eq!(model.mla_layers(), layers, "{}", p.name);
+        assert_eq!(model.numbers.factors.is_some(), p.rope_factors, "{}", p.name);
+        let odd: Vec<_> = lint(&model).into_iter().filter(|f| f.severity != Severity::Note).collect();
+        assert_eq!(odd, [], "{}", p.name);
+    }
+    Ok(())
+}
 
-    // Same geometry but for the widths that the small file made smaller.
-    let smaller = ["embedding_length", "q_lora_rank", "indexer.head_count"];
-    let keys = |gguf: &Gguf| -> Vec<String> {
-        let keys = gguf.metadata().iter().filter(|(k, _)| !elsewhere(k));
-        let value =
-            |k: &str, v: String| if smaller.iter().any(|s| k.ends_with(s)) { String::new() } else { v };
-        let mut keys: Vec<_> =
-            keys.map(|(k, v)| format!("{k} {:?} {}", v.ty(), value(k, v.to_string()))).collect();
-        keys.sort();
-        keys
-    };
-    assert_eq!(keys(&ours), keys(&real));
-
-    let attention = |t: &&TensorInfo| t.name.contains(".attn") || t.name.contains(".indexer");
-    let names = |gguf: &Gguf| -> Vec<_> {
-        let tensors = gguf.tensors().iter().filter(attention);
-        tensors.map(|t| (t.name.clone(), t.dims.len(), t.ty)).collect()
-    };
-    assert_eq!(names(&ours), names(&real));
-    assert_eq!(ours.tensors().len(), names(&ours).len());
+/// A correct engine is clean on real dimensions (two heads) of the architectures that no other test has.
+#[test]
+fn a_run_of_each_architecture_is_clean() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    for (preset, layer) in
+        [("mistral4", 0), ("minicpm3", 0), ("plm", 0), ("kimi-linear", 3), ("deepseek-v3.2", 0)]
+    {
+        let mut spec = spec(preset, "Q4_K_M", 2)?;
+        spec.layers = layer + 1;
+        make(folder.path(), &spec)?;
+        let model = Model::open(&folder.path().join("synth.gguf"))?;
+        let options = Options { batch: "0+9,20+1".parse()?, ..Options::default() };
+        let report = check::layer(&model, layer as usize, &options, &|_| {})?;
+        assert_eq!(report.verdict, Verdict::Rounding, "{preset}: {:#?}", report.tensors);
+    }
     Ok(())
 }
 

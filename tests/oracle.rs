@@ -148,22 +148,6 @@ fn fixtures_agree_with_hugging_face_in_float64() {
     }
 }
 
-/// Hugging Face folders (fixtures/checkpoints/README.md), their answers beside them. `MLA_CHECK_CHECKPOINTS=DIR` adds those of
-/// a folder. Their positions end at 23: 1e-13 of the largest magnitude.
-#[test]
-fn checkpoints_agree_with_hugging_face_in_float64() {
-    for folder in common::checkpoints() {
-        let answers = common::answers(&folder);
-        let lines = compare(&folder, &answers).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
-        println!("{}", folder.display());
-        for line in lines {
-            println!("  {line}");
-            let worst: f64 = line.rsplit(' ').next().unwrap().parse().unwrap();
-            assert!(worst <= 1e-13, "{}: {line}", folder.display());
-        }
-    }
-}
-
 /// The largest distance of lines.
 fn worst(lines: &[String]) -> f64 {
     let all = lines.iter().map(|l| l.rsplit(' ').next().unwrap().parse::<f64>().unwrap());
@@ -185,6 +169,22 @@ fn every_verified_architecture_has_its_files_in_the_table() {
     let mut all = ORACLE.map(|o| o.0);
     all.sort_unstable();
     assert_eq!(named, all);
+}
+
+/// Hugging Face folders (fixtures/checkpoints/README.md), their answers beside them. `MLA_CHECK_CHECKPOINTS=DIR` adds those of
+/// a folder. Their positions end at 23: 1e-13 of the largest magnitude.
+#[test]
+fn checkpoints_agree_with_hugging_face_in_float64() {
+    for folder in common::checkpoints() {
+        let answers = common::answers(&folder);
+        let lines = compare(&folder, &answers).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+        println!("{}", folder.display());
+        for line in lines {
+            println!("  {line}");
+            let worst: f64 = line.rsplit(' ').next().unwrap().parse().unwrap();
+            assert!(worst <= 1e-13, "{}: {line}", folder.display());
+        }
+    }
 }
 
 #[test]

@@ -88,16 +88,40 @@ impl std::fmt::Display for GgmlType {
     }
 }
 
+/// A match of the fork's ids; the rows of those in the second list are interleaved.
+macro_rules! fork {
+    ($id:expr, { $($plain:literal $name:literal;)* } { $($rows:literal $of:literal;)* } else $other:expr) => {
+        match $id {
+            $($plain => concat!($name, ", a type of the fork ik_llama.cpp"),)*
+            $($rows => concat!($of, " with interleaved rows, a type of the fork ik_llama.cpp"),)*
+            _ => $other,
+        }
+    };
+}
+
 /// What is known of a type id that no current file may use, for an error message.
 pub fn describe_unknown(id: u32) -> &'static str {
-    match id {
+    #[rustfmt::skip]
+    let fork = fork!(id, {
+        97 "Q8_0_X4"; 98 "Q8_1_X4"; 99 "Q8_2_X4"; 133 "Q6_0"; 134 "IQ1_BN"; 135 "IQ2_BN"; 136 "Q8_K64";
+        137 "IQ2_K"; 138 "IQ3_K"; 139 "IQ4_K"; 140 "IQ5_K"; 141 "IQ6_K"; 144 "IQ4_KS"; 145 "IQ2_KS";
+        146 "IQ4_KSS"; 147 "Q8_K16"; 148 "Q8_K32"; 149 "Q8_KR8"; 150 "Q8_K128"; 151 "Q8_KV"; 152 "IQ5_KS";
+        153 "IQ2_KT"; 154 "IQ3_KT"; 155 "IQ4_KT"; 156 "IQ3_KS"; 157 "IQ2_KL"; 158 "IQ1_KT"; 202 "Q4_0_R8";
+        230 "BF16_R16"; 353 "MXFP4_R8";
+    } {
+        206 "Q5_0"; 208 "Q8_0"; 210 "Q2_K"; 211 "Q3_K"; 212 "Q4_K"; 213 "Q5_K"; 214 "Q6_K"; 216 "IQ2_XXS";
+        217 "IQ2_XS"; 218 "IQ3_XXS"; 219 "IQ1_S"; 220 "IQ4_NL"; 221 "IQ3_S"; 222 "IQ2_S"; 223 "IQ4_XS";
+        229 "IQ1_M"; 335 "IQ2_BN"; 337 "IQ2_K"; 338 "IQ3_K"; 339 "IQ4_K"; 340 "IQ5_K"; 344 "IQ4_KS";
+        352 "IQ5_KS";
+    } else match id {
         4 => "Q4_2, removed from ggml in 2023",
         5 => "Q4_3, removed from ggml in 2023",
         31..=33 => "Q4_0 interleaved for ARM, removed from ggml: requantise to Q4_0",
         36..=38 => "IQ4_NL interleaved (ggml) or I2_S (ik_llama.cpp): neither is a current type",
-        97..=99 | 133..=158 | 202..=399 => "a type of the fork ik_llama.cpp",
+        142 | 143 | 200..=399 => "probably a type of the fork ik_llama.cpp",
         _ => "not a type of ggml that this version knows",
-    }
+    });
+    fork
 }
 
 #[cfg(test)]

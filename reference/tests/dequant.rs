@@ -49,7 +49,7 @@ fn every_type() {
         let tensor = |key: &str| ggml.tensor(&format!("{ty}.{key}"));
         if let Ok(bytes) = tensor("bytes") {
             assert_eq!(bytes.shape()[1], ty.block_bytes());
-            assert!(bytes.shape()[0] >= 74);
+            assert!(bytes.shape()[0] >= 42); // 32 random, 10 special
             compare(ty, "blocks", bytes.data(), &floats(tensor("f32").unwrap().data()));
             if let (Ok(bytes), Ok(want)) = (tensor("quantised_bytes"), tensor("quantised_f32")) {
                 compare(ty, "quantised", bytes.data(), &floats(want.data()));
@@ -123,7 +123,7 @@ fn exact() {
         let q = b[16 + 32 * (g / 2) + i % 32] >> (4 * (g % 2)) & 15;
         whole(&b[..2]) * i128::from(sc) * i128::from(q) - whole(&b[2..4]) * i128::from(m)
     });
-    assert!(beyond > 1000, "float32 would not do: {beyond}");
+    assert!(beyond > 500, "float32 would not do: {beyond}");
 
     // A quotient of exact numbers is rounded once: it is the scale, only if nothing was rounded before.
     let mut beyond = [0, 0];

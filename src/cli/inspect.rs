@@ -1,14 +1,19 @@
-/*! `mla-check inspect`: what a model file holds, and what is wrong with it, from its headers. */
+/*! `mla-check inspect`: what a model file holds, and what is wrong with it, from its headers, and with `--data` from its
+values. */
 
+mod against;
+mod checkpoint;
+mod data;
+mod text;
+
+use super::layers;
 use super::out::{Failure, Output};
-use super::text::{escape, short, size, wrap};
-use super::{against, inspect_checkpoint, layers};
 use crate::gguf::{Gguf, TensorInfo, Value};
 use crate::judge::Verdict;
 use crate::model::arch::Rotation;
 use crate::model::lint::{Finding, Severity, lint};
-use crate::model::{Convention, Difference, FactorSet, LEGACY, Model, Reading, list};
-use anstyle::{AnsiColor, Style};
+use crate::model::{Convention, Difference, FactorSet, LEGACY, Model, Reading};
+use crate::survey::{self, Survey};
 use clap::Args;
 use mla_reference::{Geometry, Weight};
 use serde::Serialize;
@@ -18,23 +23,30 @@ use std::path::PathBuf;
 /// Options of `inspect`.
 #[derive(Args)]
 #[command(
-    after_help = "Exit codes: 0 sound (warnings included), 1 a defect that breaks attention or a tensor that differs from the original, 2 unreadable.\n\nExample: mla-check inspect model-00001-of-00011.gguf --layer 3\n         mla-check inspect model.gguf --against checkpoint/"
+    after_help = "Exit codes: 0 sound (warnings included), 1 a defect that breaks attention or a tensor that differs from the original, 2 unreadable.\n\nExamples:\n  mla-check inspect model-00001-of-00011.gguf --layer 3\n  mla-check inspect model.gguf --data\n  mla-check inspect model.gguf --against checkpoint/"
 )]
 pub struct InspectArgs {
     /// Model file (.gguf), of a split one any part, or a folder with config.json and .safetensors files
     model: PathBuf,
-    /// Layers whose tensors are listed: N, A..B, a comma list, or all [default: the first with MLA attention]
+    /// Layers whose tensors are listed and, with --data, read: N, A..B, a comma list, or all [default: the first with
+    /// MLA attention is listed, all are read]
     #[arg(long, value_name = "LAYERS")]
     layer: Option<String>,
     /// Positions of the session: chooses between two sets of rope factors, as in `run`
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     n_ctx: Option<u64>,
-    /// List every tensor of the file too
+    /// List every tensor of the file too; with --data, read them too
     #[arg(long)]
-    pub(super) tensors: bool,
+    tensors: bool,
+    /// Read the values of the attention weights: norms, NaN, zeros, heads and layers that stand out
+    #[arg(long)]
+    data: bool,
+    /// Threads that read [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), requires = "data")]
+    threads: Option<u16>,
     /// Hold the attention weights of all layers, or of those that --layer names, against the checkpoint that the file was made
     /// from: a folder with config.json and .safetensors files
-    #[arg(long, value_name = "DIR", conflicts_with = "tensors")]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["tensors", "data"])]
     against: Option<PathBuf>,
 }
 
@@ -65,11 +77,14 @@ struct Report {
     /// Types of the attention weights of all layers, with how many tensors have them.
     attention_types: BTreeMap<String, usize>,
     weights: Vec<LayerReport>,
-    /// Of the layers that are listed: attn_kv_b against attn_k_b and attn_v_b, where all are there.
+    /// Of the layers that are listed, or read: attn_kv_b against attn_k_b and attn_v_b, where all are there.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     held_twice: Vec<Difference>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tensors: Option<Vec<TensorReport>>,
+    /// Statistics of values, under --data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<Survey>,
     findings: Vec<Finding>,
     not_looked_at: &'static str,
 }
@@ -151,7 +166,9 @@ impl From<&TensorInfo> for TensorReport {
     }
 }
 
-const NOT_LOOKED_AT: &str = "the values of the weights (`run` reads those of a layer), and whether they are the right ones of this model; anything outside attention";
+const NOT_LOOKED_AT: &str = "the values of the weights (`--data` reads them), and whether they are the right ones of this model; anything outside attention";
+const NOT_LOOKED_AT_WITH_DATA: &str =
+    "whether the values are the right ones of this model; anything outside attention";
 
 /// Runs the command.
 pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
@@ -168,18 +185,30 @@ pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
         Some(asked) => layers::choose(asked, &model, out)?,
         None => mla.iter().take(1).copied().collect(),
     };
+    let layers = if args.layer.is_some() { shown.clone() } else { mla.clone() };
     if let Some(checkpoint) = model.checkpoint() {
-        return inspect_checkpoint::main(args, &model, checkpoint, &shown, out);
+        return checkpoint::main(args, &model, checkpoint, &shown, out);
     }
     let Some(gguf) = model.gguf() else { return Ok(0) };
-    let report = report(&model, gguf, mla, &shown, args);
+    let mut report = report(&model, gguf, mla, &shown, args);
+    if args.data {
+        super::run::threads(args.threads)?;
+        let survey = data::read(&model, &layers, args.tensors, out);
+        // What was read must be what lies on the disk.
+        gguf.unchanged().map_err(Failure::input)?;
+        report.findings.extend(survey::findings(&survey));
+        report.findings.sort_by_key(|f| f.severity);
+        report.data = Some(survey);
+        report.not_looked_at = NOT_LOOKED_AT_WITH_DATA;
+    }
+    let report = report;
     let defects = count(&report, Severity::Defect);
     if out.json() {
         out.print_json(&report)?;
     } else {
         let width = out.width().clamp(40, 80);
-        let verdict = verdict(&report);
-        let text = if out.quiet() { verdict } else { verdict + &text(&report, width) };
+        let verdict = text::verdict(&report);
+        let text = if out.quiet() { verdict } else { verdict + &text::text(&report, width) };
         out.print(&text)?;
     }
     Ok(if defects > 0 { Verdict::Fault } else { Verdict::Exact }.exit(false))
@@ -204,7 +233,8 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], a
         }
     }
     let n = &model.numbers;
-    let (findings, held_twice) = findings(model, shown);
+    let compared = if args.data && args.layer.is_none() { &mla_layers } else { shown };
+    let (findings, held_twice) = findings(model, compared);
     Report {
         schema: "mla-check.inspect",
         version: 1,
@@ -256,6 +286,7 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], a
         attention_types,
         weights: shown.iter().map(|l| layer(model, gguf, *l)).collect(),
         tensors: args.tensors.then(|| gguf.tensors().iter().map(TensorReport::from).collect()),
+        data: None,
         held_twice,
         findings,
         not_looked_at: NOT_LOOKED_AT,
@@ -266,8 +297,13 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], a
 fn findings(model: &Model, shown: &[usize]) -> (Vec<Finding>, Vec<Difference>) {
     let (mut findings, mut twice) = (lint(model), Vec::new());
     for &n in shown {
-        // What can't be read is a finding of the headers.
-        for d in model.held_twice(n).unwrap_or_default() {
+        let all = model.held_twice(n).unwrap_or_else(|e| {
+            let what = e.to_string();
+            let what = format!("not used, and not compared: {}", what.lines().next().unwrap_or_default());
+            findings.push(Finding { severity: Severity::Warning, what, place: format!("layer {n}") });
+            Vec::new()
+        });
+        for d in all {
             let severity = if d.too_far() { Severity::Warning } else { Severity::Note };
             findings.push(Finding { severity, what: d.to_string(), place: format!("layer {n}") });
             twice.push(d);
@@ -300,143 +336,4 @@ fn layer(model: &Model, gguf: &Gguf, layer: usize) -> LayerReport {
 
 fn count(r: &Report, severity: Severity) -> usize {
     r.findings.iter().filter(|f| f.severity == severity).count()
-}
-
-pub(super) fn paint(colour: AnsiColor, text: &str) -> String {
-    let style = Style::new().fg_color(Some(colour.into())).bold();
-    format!("{style}{text}{style:#}")
-}
-
-pub(super) fn plural(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
-}
-
-fn verdict(r: &Report) -> String {
-    let (defects, warnings) = (count(r, Severity::Defect), count(r, Severity::Warning));
-    let warned = if warnings > 0 { format!(", {}", plural(warnings, "warning")) } else { String::new() };
-    if defects > 0 {
-        let what = format!(
-            "{} that break{} attention",
-            plural(defects, "defect"),
-            if defects == 1 { "s" } else { "" }
-        );
-        format!("{}{warned}\n", paint(AnsiColor::Red, &what))
-    } else {
-        format!("{}{warned}\n", paint(AnsiColor::Green, "headers are sound"))
-    }
-}
-
-fn text(r: &Report, width: usize) -> String {
-    let mut out = String::new();
-    let mut line = |label: &str, text: &str| {
-        out += &wrap(&format!("{label:<13}{}", escape(text)), width, 13);
-        out.push('\n');
-    };
-    if let [first, rest @ ..] = r.files.as_slice() {
-        let more =
-            if rest.is_empty() { String::new() } else { format!(" and {}", plural(rest.len(), "more part")) };
-        line("file", &format!("{}{more}", first.path));
-    }
-    line("size", &format!("{}, {}", size(r.bytes), plural(r.tensor_count, "tensor")));
-    if let Some(name) = &r.name {
-        line("name", name);
-    }
-    line("architecture", &format!("{} ({})", r.architecture, r.models));
-    let g = &r.geometry;
-    let queries =
-        if g.q_rank > 0 { format!("query rank {}", g.q_rank) } else { "queries without a rank".into() };
-    line(
-        "geometry",
-        &format!(
-            "hidden {}, {}, {queries}, latent {}; a head has {} + {} rope columns of key, {} of value",
-            g.hidden,
-            plural(g.heads, "head"),
-            g.latent,
-            g.nope,
-            g.rope,
-            g.value
-        ),
-    );
-    let missing = r.layers - r.mla_layers.len().min(r.layers);
-    let mla = match missing {
-        0 => format!("{}, all with MLA attention", r.layers),
-        _ => format!("{}, MLA attention in {}", r.layers, list(&r.mla_layers)),
-    };
-    let mtp = match r.mtp_layers.as_slice() {
-        [] => String::new(),
-        some => format!("; for multi-token prediction: {}", list(some)),
-    };
-    line("layers", &(mla + &mtp));
-    let context = r.context_length.map_or(String::new(), |n| format!("; made for {n} positions"));
-    let rope = match &r.yarn {
-        _ if !r.rotates => "none: rope columns are used as they are".to_string(),
-        None => format!("base {}, no scaling", short(r.rope_theta)),
-        Some(y) => format!(
-            "base {}, YaRN factor {} over {}, betas {} and {}, {}",
-            short(r.rope_theta),
-            short(y.factor),
-            y.original_context,
-            short(y.beta_fast),
-            short(y.beta_slow),
-            y.log_multiplier.map_or("no multiplier".into(), |m| format!("multiplier {}", short(m)))
-        ),
-    };
-    line("rope", &(rope + &context));
-    if let Some(f) = &r.rope_factors {
-        line("", &f.text);
-    }
-    if let Some(k) = r.top_k {
-        line("indexer", &format!("keeps {k} keys: requests up to that length are dense attention"));
-    }
-    let types: Vec<String> = r.attention_types.iter().map(|(t, n)| format!("{n} {t}")).collect();
-    line("weights", &format!("{} (attention, norms left out)", types.join(", ")));
-    line("conventions", "eps of attn_norm, of q_a and kv_a norms, softmax scale, factor on cos and sin");
-    for c in &r.conventions {
-        let values = [c.eps_attn, c.eps_latent, c.scale, c.rope_magnitude].map(short);
-        line("", &format!("{:<10} {:<9} {:<9} {:<9} {}", c.name, values[0], values[1], values[2], values[3]));
-    }
-    for l in &r.weights {
-        out += &format!(
-            "\nlayer {}: role, tensor, type, dims (fastest first), part @ offset; in checkpoints\n",
-            l.layer
-        );
-        l.weights.iter().for_each(|w| weight(&mut out, w, width));
-    }
-    if let Some(tensors) = &r.tensors {
-        out += "\nall tensors: name, type, dims (fastest first), part @ offset\n";
-        tensors.iter().for_each(|t| tensor(&mut out, "", t, width));
-    }
-    if !r.findings.is_empty() {
-        out += "\nfindings\n";
-    }
-    for f in &r.findings {
-        let (colour, name) = match f.severity {
-            Severity::Defect => (AnsiColor::Red, "defect"),
-            Severity::Warning => (AnsiColor::Yellow, "warning"),
-            Severity::Note => (AnsiColor::Cyan, "note"),
-        };
-        let text = wrap(&format!("  {name:<8} {} ({})", escape(&f.what), escape(&f.place)), width, 11);
-        out += &text.replacen(name, &paint(colour, name), 1);
-        out.push('\n');
-    }
-    out + "\n" + &wrap(&format!("not looked at: {}", r.not_looked_at), width, 2) + "\n"
-}
-
-fn weight(out: &mut String, w: &WeightReport, width: usize) {
-    match &w.tensor {
-        Some(t) => tensor(out, w.role.name(), t, width),
-        None => *out += &format!("  {:<8}{}\n", w.role, paint(AnsiColor::Red, "missing")),
-    }
-    *out += &wrap(&format!("  {:<8}{}", "", w.hf), width, 10);
-    out.push('\n');
-}
-
-fn tensor(out: &mut String, role: &str, t: &TensorReport, width: usize) {
-    let dims = t.dims.iter().map(u64::to_string).collect::<Vec<_>>().join(" x ");
-    let place = format!("{} @ {}", t.part, t.offset);
-    let role = if role.is_empty() { "  ".into() } else { format!("  {role:<8}") };
-    let name = escape(&t.name);
-    let text = format!("{role}{name:<30} {:<7} {dims:<15} {place}", t.ty);
-    *out += &wrap(&text, width, 10);
-    out.push('\n');
 }

@@ -5,7 +5,6 @@ One file a command. Reports go to stdout, progress and warnings to stderr. Every
 where, what to do. Exit codes are those of [`judge::TABLE`](crate::judge::TABLE).
 */
 
-mod against;
 mod bisect;
 mod calibrate;
 mod case;
@@ -15,7 +14,6 @@ mod devices;
 mod diff;
 mod explain;
 mod inspect;
-mod inspect_checkpoint;
 mod layers;
 mod merge;
 mod norms;
@@ -121,6 +119,7 @@ pub fn main() -> ExitCode {
             return if e.use_stderr() { ExitCode::from(usage) } else { ExitCode::SUCCESS };
         }
     };
+    crate::gguf::end_on_lost_pages(usage);
     let mut output = Output::new(cli.global);
     let result = match &cli.command {
         Command::Run(args) => run::main(args, &mut output),

@@ -241,7 +241,7 @@ pub fn layer(
     let beside = Beside { conventions, others };
     let mut report =
         judged(&layer, stored.stored.clone(), stored.layout, capture, options, beside, progress)?;
-    (_, report.notes) = model.remarks(index, reading)?;
+    (_, report.notes) = model.remarks(index, reading);
     Ok(report)
 }
 

@@ -58,15 +58,15 @@ impl fmt::Display for Place {
 }
 
 /// A file that cannot be read or written, or that cannot be trusted.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct GgufError {
-    inner: Box<(Problem, Place)>,
+    inner: Arc<(Problem, Place)>,
 }
 
 impl GgufError {
     /// This problem at this place.
     pub fn new(problem: Problem, place: Place) -> GgufError {
-        GgufError { inner: Box::new((problem, place)) }
+        GgufError { inner: Arc::new((problem, place)) }
     }
     /// Which invariant is broken.
     pub fn problem(&self) -> &Problem {
@@ -144,6 +144,8 @@ pub enum Problem {
     NoElements { dims: Vec<u64> },
     #[error("the file was {before} bytes when it was opened, and is {now} now")]
     Changed { before: u64, now: u64 },
+    #[error("the file was written to after it was opened")]
+    Rewritten,
     #[error("the tensor is not one of this model")]
     ForeignTensor,
     #[error("this is a part of a split of {count}, but its name does not end in -NNNNN-of-{count:05}.gguf")]
@@ -181,7 +183,9 @@ impl Problem {
             BigEndian { .. } => "convert it to little-endian (gguf-py has a script for that)",
             UnknownType { .. } => "quantise the model to a current ggml type, or take another file of it",
             NoElements { .. } => "this tensor cannot be used: convert the model again",
-            Changed { .. } => "do not write to a model while it is read: run again when the file is complete",
+            Changed { .. } | Rewritten => {
+                "do not write to a model while it is read: run again when the file is complete"
+            }
             ForeignTensor => "this is a mistake in the calling program, not in the file",
             DataLength { .. } => "this is a mistake in the program that writes, not in the file",
             WrongType { .. } => "the file's writer stored an unexpected value: convert the model again",
@@ -234,6 +238,8 @@ pub enum Notice {
     NoElements { dims: Vec<u64> },
     #[error("type id {id} cannot be read: {what}")]
     UnknownType { id: u32, what: &'static str },
+    #[error("{what}: this tensor cannot be used")]
+    Damaged { what: String },
     #[error("{bytes} unused bytes before the tensor's data; llama.cpp refuses such a file")]
     Hole { bytes: u64 },
     #[error("the tensors' data is not in the order of the table; llama.cpp refuses such a file")]

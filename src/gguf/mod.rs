@@ -3,13 +3,16 @@ The GGUF container: header, metadata, tensor table, splits; nothing about what t
 
 Files are mapped, not read: opening a model touches its headers, asking for a tensor touches that tensor.
 Nothing in a file is trusted before it was checked against the file's size, so a bad file is an error
-with file, offset and tensor, or a warning where every reader understands it in the same way.
+with file, offset and tensor, or a warning where every reader understands it in the same way. What is wrong with one
+tensor only keeps that tensor from being read.
 Versions 2 and 3, little-endian. Layout: the GGUF specification in the ggml repository; where readers
 disagree (overlaps, holes, order of data) an offset is honoured, and said to be odd.
 */
 
 mod cursor;
 mod error;
+mod extent;
+mod lost;
 mod map;
 mod metadata;
 mod split;
@@ -20,6 +23,7 @@ pub mod write;
 pub(crate) use map::Map;
 
 pub use error::{GgufError, Notice, Place, Problem, Warning};
+pub use lost::end_on_lost_pages;
 pub use metadata::Metadata;
 pub use split::{Name as SplitName, parse as split_name};
 pub use table::{Part, TensorInfo, TensorType};
@@ -34,6 +38,7 @@ pub struct Gguf {
     tensors: Vec<TensorInfo>,
     index: HashMap<String, usize>,
     warnings: Vec<Warning>,
+    damaged: table::Damaged,
 }
 
 impl Gguf {
@@ -42,8 +47,10 @@ impl Gguf {
         let (mut parts, mut warnings) = split::open(path)?;
         let mut tensors = Vec::new();
         let mut index: HashMap<String, usize> = HashMap::new();
+        let mut damaged = table::Damaged::new();
         for part in &mut parts {
             warnings.append(&mut part.warnings);
+            damaged.extend(part.damaged.drain());
             for tensor in &part.tensors {
                 if let Some(first) = index.insert(tensor.name.clone(), tensors.len()) {
                     let first: &TensorInfo = &tensors[first];
@@ -54,7 +61,7 @@ impl Gguf {
                 tensors.push(tensor.clone());
             }
         }
-        Ok(Gguf { parts, tensors, index, warnings })
+        Ok(Gguf { parts, tensors, index, warnings, damaged })
     }
 
     /// The model's files.
@@ -85,9 +92,23 @@ impl Gguf {
         Place::file(part.map.path()).at(tensor.offset).tensor(&tensor.name)
     }
 
+    /// What is impossible about a tensor's row of the table, so that its bytes cannot be had.
+    pub fn damage(&self, tensor: &TensorInfo) -> Option<&GgufError> {
+        self.damaged.get(&tensor.name)
+    }
+
+    /// Whether the files are still what they were when they were opened, as far as lengths and times tell. Asked after
+    /// reading, since a file that is written to meanwhile gives bytes of both.
+    pub fn unchanged(&self) -> Result<(), GgufError> {
+        self.parts.iter().try_for_each(|p| p.map.check())
+    }
+
     /// A tensor's bytes, borrowed from the memory map.
     pub fn bytes(&self, tensor: &TensorInfo) -> Result<&[u8], GgufError> {
         let fail = |problem| Err(GgufError::new(problem, self.place(tensor)));
+        if let Some(error) = self.damage(tensor) {
+            return Err(error.clone());
+        }
         let size = match (tensor.ty, tensor.size) {
             (TensorType::Unknown(id), _) => {
                 let what = mla_reference::ggml::describe_unknown(id);

@@ -1,17 +1,20 @@
 /*!
-One file: header, metadata, and the table of tensors checked against the file's size.
+One file: header, metadata, and the table of tensors.
 
-After [`Part::parse`] every tensor of a known type lies whole inside the file, in whole blocks, on its
-alignment, and overlaps no other.
+What keeps the table from being read is an error of the file. What is impossible about one row (its dimensions, its
+offset, another tensor's bytes) is that tensor's *damage*: the file opens with a warning, and only who asks for the
+tensor's bytes gets the error. Every other tensor of a known type lies whole inside the file, in whole blocks, on its
+alignment, and overlaps none ([`super::extent`]).
 */
 
 use super::cursor::Cursor;
-use super::error::{GgufError, Notice, Place, Problem, Warning};
+use super::error::{GgufError, Notice, Problem, Warning};
+use super::extent::{place, size};
 use super::map::Map;
 use super::metadata::{Metadata, name};
 use super::value::Value;
 use mla_reference::ggml::{GgmlType, describe_unknown};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -63,15 +66,14 @@ pub struct TensorInfo {
     pub part: usize,
     /// Where its data begins in that part's file.
     pub offset: u64,
-    /// Bytes of data; nothing for an unknown type.
+    /// Bytes of data; nothing for an unknown type, and where the row of the table is damaged.
     pub size: Option<u64>,
 }
 
 impl TensorInfo {
-    /// Number of elements.
+    /// Number of elements; of a damaged row at most 2^64 - 1.
     pub fn elements(&self) -> u64 {
-        // Checked against overflow when the table was read.
-        self.dims.iter().product()
+        self.dims.iter().fold(1, |n, d| n.saturating_mul(*d))
     }
 }
 
@@ -83,7 +85,11 @@ pub struct Part {
     pub(super) version: u32,
     pub(super) alignment: u64,
     pub(super) warnings: Vec<Warning>,
+    pub(super) damaged: Damaged,
 }
+
+/// What is impossible about a tensor, by its name.
+pub(super) type Damaged = HashMap<String, GgufError>;
 
 impl Part {
     /// The file's path.
@@ -138,17 +144,21 @@ impl Part {
         cursor.check_count(tensors_at, "the number of tensors", tensors, LEAST_ROW)?;
         let mut rows = Vec::new();
         let mut names = HashSet::new();
+        let mut damaged = Damaged::new();
         for _ in 0..tensors {
             let at = cursor.offset();
-            let row = row(&mut cursor, part, alignment, &mut warnings)?;
+            let (row, damage) = row(&mut cursor, part, alignment, &mut warnings)?;
             if !names.insert(row.name.clone()) {
                 return Err(cursor.error(at, Problem::DuplicateTensor { first: String::new() }));
+            }
+            if let Some(error) = damage {
+                damaged.insert(row.name.clone(), error);
             }
             rows.push(row);
         }
         cursor.subject = None;
-        place_data(&mut rows, &cursor, data, alignment, &mut warnings)?;
-        Ok(Part { tensors: rows, metadata, version, alignment, warnings, map })
+        place(&mut rows, &cursor, data, alignment, &mut damaged, &mut warnings)?;
+        Ok(Part { tensors: rows, metadata, version, alignment, warnings, damaged, map })
     }
 }
 
@@ -195,13 +205,13 @@ fn alignment(metadata: &Metadata, warnings: &mut Vec<Warning>) -> Result<u64, Gg
     }
 }
 
-/// Reads a row of the table; its offset is still relative to the data section.
+/// Reads a row of the table, and what is impossible about it; its offset is still relative to the data section.
 fn row(
     cursor: &mut Cursor<'_>,
     part: usize,
     alignment: u64,
     warnings: &mut Vec<Warning>,
-) -> Result<TensorInfo, GgufError> {
+) -> Result<(TensorInfo, Option<GgufError>), GgufError> {
     cursor.subject = None;
     let start = cursor.offset();
     let raw = cursor.string("the length of a tensor name")?;
@@ -219,12 +229,13 @@ fn row(
     if count > 4 {
         return Err(cursor.error(at, Problem::DimensionCount { found: count }));
     }
+    let mut damage = None;
     let mut dims = Vec::with_capacity(4);
     for axis in 0..count as usize {
         let at = cursor.offset();
         let found = cursor.u64("a dimension")?;
         if found > i64::MAX as u64 {
-            return Err(cursor.error(at, Problem::Dimension { axis, found }));
+            damage.get_or_insert_with(|| cursor.error(at, Problem::Dimension { axis, found }));
         }
         dims.push(found);
     }
@@ -247,101 +258,17 @@ fn row(
             TensorType::Unknown(id)
         }
     };
-    let size = size(&dims, ty).map_err(|problem| cursor.error(at, problem))?;
+    let size = size(&dims, ty).unwrap_or_else(|problem| {
+        damage.get_or_insert_with(|| cursor.error(at, problem));
+        None
+    });
 
     let at = cursor.offset();
     let offset = cursor.u64("the offset of a tensor")?;
     if !offset.is_multiple_of(alignment) {
-        return Err(cursor.error(at, Problem::Misaligned { offset, alignment }));
+        damage.get_or_insert_with(|| cursor.error(at, Problem::Misaligned { offset, alignment }));
     }
     warnings.extend(notices.into_iter().map(|notice| Warning { notice, place: cursor.place(start) }));
-    Ok(TensorInfo { name, dims, ty, part, offset, size })
-}
-
-/// Bytes of a tensor of these dimensions.
-pub(super) fn size(dims: &[u64], ty: TensorType) -> Result<Option<u64>, Problem> {
-    let overflow = || Problem::SizeOverflow { dims: dims.to_vec(), ty: ty.to_string() };
-    let product = |zeros: bool| {
-        let dims = dims.iter().filter(|&&d| zeros || d != 0);
-        dims.copied().try_fold(1u64, u64::checked_mul).filter(|&n| i64::try_from(n).is_ok())
-    };
-    // Zeros are left out, so that they cannot hide dimensions whose product would wrap.
-    product(false).ok_or_else(overflow)?;
-    let TensorType::Known(ty) = ty else { return Ok(None) };
-    let row = dims.first().copied().unwrap_or(1);
-    let block = ty.block_elements();
-    if !row.is_multiple_of(block as u64) {
-        return Err(Problem::Row { row, ty: ty.name(), block });
-    }
-    let blocks = product(true).ok_or_else(overflow)? / block as u64;
-    blocks
-        .checked_mul(ty.block_bytes() as u64)
-        .filter(|&n| i64::try_from(n).is_ok())
-        .ok_or_else(overflow)
-        .map(Some)
-}
-
-/// Makes the offsets absolute and checks where the data lies.
-fn place_data(
-    rows: &mut [TensorInfo],
-    cursor: &Cursor<'_>,
-    data: &[u8],
-    alignment: u64,
-    warnings: &mut Vec<Warning>,
-) -> Result<(), GgufError> {
-    if rows.is_empty() {
-        return Ok(());
-    }
-    let file = data.len() as u64;
-    let table = cursor.offset();
-    // At most file length + 2^32: no overflow.
-    let start = table.next_multiple_of(alignment);
-    let padding = data.get(table as usize..).unwrap_or(&[]);
-    if padding.iter().take((start - table) as usize).any(|&b| b != 0) {
-        warnings.push(Warning { notice: Notice::Padding, place: cursor.place(table) });
-    }
-    for row in rows.iter_mut() {
-        let place = |offset: u64| cursor.place(offset).tensor(&row.name);
-        let needed = row.size.unwrap_or(0);
-        let absolute = start.saturating_add(row.offset);
-        let end = absolute.saturating_add(needed);
-        if end > file {
-            let missing = end - file;
-            return Err(GgufError::new(Problem::DataTruncated { needed, missing }, place(absolute)));
-        }
-        row.offset = absolute;
-    }
-
-    // Tensors without bytes can overlap nothing; of unknown ones only the first byte is known.
-    let extent = |t: &TensorInfo| t.size.unwrap_or(1);
-    let mut order: Vec<&TensorInfo> = rows.iter().filter(|t| extent(t) > 0).collect();
-    if let Some(pair) = order.windows(2).find(|w| w[0].offset > w[1].offset) {
-        warnings.push(Warning { notice: Notice::Order, place: at(cursor, pair[1]) });
-        order.sort_by_key(|t| t.offset);
-    }
-    let mut before: Option<&TensorInfo> = None;
-    let mut end = start;
-    for t in order {
-        if let Some(other) = before
-            && t.offset < end
-        {
-            let problem = Problem::Overlap { other: other.name.clone() };
-            return Err(GgufError::new(problem, at(cursor, t)));
-        }
-        let hole = t.offset.saturating_sub(end.next_multiple_of(alignment));
-        if hole > 0 && before.is_none_or(|b| b.size.is_some()) {
-            warnings.push(Warning { notice: Notice::Hole { bytes: hole }, place: at(cursor, t) });
-        }
-        end = t.offset + extent(t);
-        before = Some(t);
-    }
-    let bytes = file.saturating_sub(end.next_multiple_of(alignment));
-    if bytes > 0 && before.is_none_or(|b| b.size.is_some()) {
-        warnings.push(Warning { notice: Notice::TrailingBytes { bytes }, place: cursor.place(file - bytes) });
-    }
-    Ok(())
-}
-
-fn at(cursor: &Cursor<'_>, tensor: &TensorInfo) -> Place {
-    cursor.place(tensor.offset).tensor(&tensor.name)
+    let size = if damage.is_some() { None } else { size };
+    Ok((TensorInfo { name, dims, ty, part, offset, size }, damage))
 }

@@ -7,7 +7,8 @@ nothing half-written ever replaces something whole.
 */
 
 use super::error::{GgufError, Place, Problem};
-use super::table::{TensorType, size};
+use super::extent::size;
+use super::table::TensorType;
 use super::value::ValueType;
 use mla_reference::ggml::GgmlType;
 use std::fs::{File, OpenOptions};

@@ -96,8 +96,8 @@ pub struct Architecture {
     pub factors: bool,
     /// Whether the Llama-4 temperature keys are read.
     pub temperature: bool,
-    /// Files of `fixtures/models` whose attention other software computed in float64, held against the reference in
-    /// every run of the tests. None: reports say that the architecture is unverified.
+    /// Files whose attention other software computed in float64 (`fixtures/oracle/NAME.safetensors`), held against the
+    /// reference in every run of the tests. None: reports say that the architecture is unverified.
     pub verified: &'static [&'static str],
 }
 

@@ -9,9 +9,8 @@ above three times e₁·A₁ + e₂·A₂ in some element, is no rounding. (Thre
 clips what matters little.)
 */
 
-use super::ModelError;
-use super::weights::{LEGACY, dims, values};
-use crate::gguf::Gguf;
+use super::weights::LEGACY;
+use super::{Held, ModelError, Source};
 use mla_reference::product::Rows;
 use mla_reference::rows::dense;
 use mla_reference::{Geometry, GgmlType, Weight};
@@ -65,62 +64,57 @@ impl fmt::Display for Difference {
 
 /// The largest error of a stored value, relative to the largest magnitude of its block: half of the largest gap
 /// between neighbouring values of a block that is used to its ends, and half a step of a scale that is itself stored in few bits.
-fn coarseness(ty: GgmlType) -> f64 {
-    use GgmlType::*;
+fn coarseness(ty: &str) -> f64 {
     match ty {
-        F32 => 1.0 / (1u64 << 24) as f64,
-        F16 => 1.0 / 2048.0,
-        BF16 => 1.0 / 256.0,
-        Q8_0 => 1.0 / 254.0,
-        Q6_K => 1.0 / 32.0,
+        "F64" | "F32" => 1.0 / (1u64 << 24) as f64,
+        "F16" => 1.0 / 2048.0,
+        "BF16" => 1.0 / 256.0,
+        "Q6_K" => 1.0 / 32.0,
         // One end of the range is a step short.
-        Q5_0 => 1.0 / 16.0,
-        Q5_1 | Q5_K => 1.0 / 31.0 + 1.0 / 63.0,
-        Q4_0 => 1.0 / 8.0,
-        Q4_1 | Q4_K => 1.0 / 15.0 + 1.0 / 63.0,
-        IQ4_NL | IQ4_XS => 14.0 / 127.0 + 1.0 / 32.0,
-        Q3_K => 1.0 / 4.0 + 1.0 / 32.0,
-        Q2_K => 1.0 / 3.0 + 1.0 / 15.0,
-        other if other.name().starts_with("Q8") => 1.0 / 254.0,
+        "Q5_0" => 1.0 / 16.0,
+        "Q5_1" | "Q5_K" => 1.0 / 31.0 + 1.0 / 63.0,
+        "Q4_0" => 1.0 / 8.0,
+        "Q4_1" | "Q4_K" => 1.0 / 15.0 + 1.0 / 63.0,
+        "IQ4_NL" | "IQ4_XS" => 14.0 / 127.0 + 1.0 / 32.0,
+        "Q3_K" => 1.0 / 4.0 + 1.0 / 32.0,
+        "Q2_K" => 1.0 / 3.0 + 1.0 / 15.0,
+        _ if ty.starts_with("Q8") => 1.0 / 254.0,
         // E2M1: half of the gap from 4 to 6, and a scale that does not fit the largest value.
-        other if other.name().ends_with("FP4") => 1.0 / 3.0,
-        other if other.name().starts_with("IQ3") => 1.0 / 2.0,
+        _ if ty.contains("FP4") => 1.0 / 3.0,
+        _ if ty.starts_with("IQ3") => 1.0 / 2.0,
         _ => 1.0,
     }
 }
 
-/// Both parts of a layer that has all three tensors in shapes that fit; nothing of any other.
+/// Both parts of a layer that has all three tensors; nothing of any other.
 ///
 /// # Errors
-/// Tensors that can't be read.
-pub(super) fn differences(gguf: &Gguf, layer: usize, g: &Geometry) -> Result<Vec<Difference>, ModelError> {
-    let find = |name: &str| gguf.tensor(&format!("blk.{layer}.{name}"));
-    let parts = [Weight::WUk, Weight::WUv].map(|w| find(w.row().gguf).map(|t| (w, t)));
-    let (Some(whole), [Some(k), Some(v)]) = (find(LEGACY), parts) else { return Ok(Vec::new()) };
-    if whole.dims != dims(Weight::WUk, g, true).0 {
+/// Tensors that can't be read, or have other shapes.
+pub(super) fn differences(
+    source: &Source,
+    layer: usize,
+    g: &Geometry,
+) -> Result<Vec<Difference>, ModelError> {
+    let parts = [Weight::WUk, Weight::WUv];
+    let kv_b = Held::KvB(Weight::WUk);
+    if !source.holds(layer, kv_b) || !parts.iter().all(|w| source.holds(layer, Held::Weight(*w))) {
         return Ok(Vec::new());
     }
-    let (_, kv_b) = values(gguf, whole, g.latent)?;
+    let whole = source.take(layer, kv_b, g)?;
     let mut all = Vec::new();
-    for (weight, tensor) in [k, v] {
-        let (wanted, folded) = dims(weight, g, false);
-        if tensor.dims != wanted && tensor.dims != folded {
-            continue;
-        }
-        let cols = weight.matrix(g).1;
-        let (_, own) = values(gguf, tensor, cols)?;
-        let (Some(ty), Some(whole_ty)) = (tensor.ty.known(), whole.ty.known()) else { continue };
-        let mut d = difference(weight, (own.as_ref(), ty), (kv_b.as_ref(), whole_ty), g);
-        d.tensor.clone_from(&tensor.name);
-        all.push(d);
+    for weight in parts {
+        let own = source.take(layer, Held::Weight(weight), g)?;
+        let (near, far) = ((own.rows.as_ref(), own.ty.as_str()), (whole.rows.as_ref(), whole.ty.as_str()));
+        all.push(difference(weight, own.tensor.clone(), near, far, g));
     }
     Ok(all)
 }
 
 fn difference(
     weight: Weight,
-    (own, own_ty): (&dyn Rows, GgmlType),
-    (kv_b, kv_b_ty): (&dyn Rows, GgmlType),
+    tensor: String,
+    (own, own_ty): (&dyn Rows, &str),
+    (kv_b, kv_b_ty): (&dyn Rows, &str),
     g: &Geometry,
 ) -> Difference {
     let (e_own, e_whole) = (coarseness(own_ty), coarseness(kv_b_ty));
@@ -158,8 +152,8 @@ fn difference(
     }
     let ratio = |a: f64, b: f64| if a == 0.0 { 0.0 } else { a / b };
     Difference {
-        tensor: String::new(),
-        types: [own_ty, kv_b_ty].map(|t| t.name().to_string()),
+        tensor,
+        types: [own_ty, kv_b_ty].map(String::from),
         largest: ratio(largest, value),
         rms: ratio(of_difference, of_values).sqrt(),
         worst,
@@ -169,8 +163,10 @@ fn difference(
 }
 
 /// The largest magnitude in each element's block.
-fn peaks(of: ArrayView2<f64>, ty: GgmlType) -> Array2<f64> {
-    let (width, mut out) = (ty.block_elements(), of.mapv(f64::abs));
+fn peaks(of: ArrayView2<f64>, ty: &str) -> Array2<f64> {
+    let known = GgmlType::ALL.iter().find(|t| t.name() == ty);
+    let width = known.map_or(of.ncols(), |t| t.block_elements()).max(1);
+    let mut out = of.mapv(f64::abs);
     for first in (0..of.ncols()).step_by(width) {
         let mut part = out.slice_mut(s![.., first..(first + width).min(of.ncols())]);
         for mut row in part.rows_mut() {

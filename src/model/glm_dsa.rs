@@ -17,5 +17,5 @@ pub static GLM_DSA: Architecture = Architecture {
     rotation: Rotation::Pairs(Pairing::Adjacent),
     factors: false,
     temperature: false,
-    verified: &["glm5dims.Q4_K_M", "glm5dec.Q4_K_M"],
+    verified: &["glm5dims.Q4_K_M"],
 };

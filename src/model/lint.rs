@@ -12,6 +12,7 @@ layers with the same answer become one finding. Names, keys and layouts: llama.c
 mod checkpoint;
 mod conventions;
 mod file_type;
+mod types;
 
 use super::arch::{Layers, Query, Widths};
 use super::weights::{LEGACY, dims};
@@ -51,6 +52,8 @@ struct InLayer<'a> {
     weights: [Option<&'a TensorInfo>; Weight::ALL.len()],
     kv_b: Option<&'a TensorInfo>,
     nextn: bool,
+    /// Names like those of attention that are no weight's.
+    strange: Vec<&'a str>,
 }
 
 impl<'a> InLayer<'a> {
@@ -91,6 +94,8 @@ pub fn lint(model: &Model) -> Vec<Finding> {
             layer.kv_b = Some(tensor);
         } else if let Some(row) = WEIGHTS.iter().find(|r| r.gguf == name) {
             layer.weights[row.weight as usize] = Some(tensor);
+        } else if name.starts_with("attn") && !name.ends_with("scale") {
+            layer.strange.push(name);
         }
         layer.nextn |= name.starts_with("nextn.");
     }
@@ -99,10 +104,15 @@ pub fn lint(model: &Model) -> Vec<Finding> {
     if let Some(what) = model.arch.warning() {
         lint.metadata(Severity::Warning, what);
     }
+    for what in types::odd(gguf, model.arch.name) {
+        lint.metadata(Severity::Warning, what);
+    }
     lint.count();
     lint.weights();
     lint.layout();
     lint.lengths();
+    lint.strange();
+    lint.integers();
     lint.file_type();
     lint.container();
     lint.conventions();
@@ -244,6 +254,10 @@ impl Lint<'_> {
                     continue;
                 }
                 let name = if from_kv_b { LEGACY } else { w.row().gguf };
+                if let Some(error) = self.gguf.damage(tensor) {
+                    found.push((n, Severity::Defect, format!("blk.*.{name} ({w}): {}", error.problem())));
+                    continue;
+                }
                 let (wanted, folded) = dims(w, &g, from_kv_b);
                 if tensor.dims != wanted && tensor.dims == folded {
                     let what = format!(
@@ -416,6 +430,40 @@ impl Lint<'_> {
                 g.hidden
             );
             self.metadata(Severity::Warning, what);
+        }
+    }
+
+    /// Tensors of attention layers that nothing here reads: a bias, a gate, a norm that these architectures do not have.
+    fn strange(&mut self) {
+        let layers = self.layers.iter().filter(|(_, l)| l.get(Weight::WKvA).is_some());
+        for (&n, layer) in layers {
+            for name in &layer.strange {
+                let what = format!(
+                    "blk.*.{name} is no weight of this architecture's attention: `run` leaves it out, llama.cpp refuses the file"
+                );
+                self.by_layer.entry((Severity::Warning, what)).or_default().insert(n);
+            }
+        }
+    }
+
+    /// Integers of the architecture stored in another type than u32: read here where they fit.
+    fn integers(&mut self) {
+        use crate::gguf::ValueType::{I8, I16, I32, I64, U8, U16, U64};
+        let prefix = self.key("");
+        let odd: Vec<String> = self
+            .gguf
+            .metadata()
+            .iter()
+            .filter(|(key, _)| key.starts_with(&prefix))
+            .filter(|(_, v)| matches!(v.ty(), U8 | I8 | U16 | I16 | I32 | U64 | I64))
+            .map(|(key, v)| format!("{key} ({})", v.ty().name()))
+            .collect();
+        if let [first, rest @ ..] = odd.as_slice() {
+            let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+            self.metadata(
+                Severity::Warning,
+                format!("{first}{more}: not stored as u32, which llama.cpp asks for"),
+            );
         }
     }
 

@@ -252,22 +252,28 @@ impl Model {
     /// # Errors
     /// Weights that can't be read.
     pub fn held_twice(&self, layer: usize) -> Result<Vec<Difference>, ModelError> {
-        self.gguf().map_or(Ok(Vec::new()), |gguf| both::differences(gguf, layer, &self.geometry))
+        both::differences(&self.source, layer, &self.geometry)
     }
 
     /// What is to be said of a layer as it is read: what is odd about it, and what was chosen.
-    ///
-    /// # Errors
-    /// Weights that can't be read.
-    pub fn remarks(&self, layer: usize, reading: &Reading) -> Result<(Vec<String>, Vec<String>), ModelError> {
+    pub fn remarks(&self, layer: usize, reading: &Reading) -> (Vec<String>, Vec<String>) {
         let (mut odd, mut notes) = (Vec::new(), Vec::new());
         if let Some(f) = &self.numbers.factors {
             notes.push(f.said(reading.n_ctx));
         }
-        for d in self.held_twice(layer)? {
-            if d.too_far() { odd.push(d.to_string()) } else { notes.push(d.to_string()) }
+        match self.held_twice(layer) {
+            Ok(all) => {
+                for d in all {
+                    if d.too_far() { odd.push(d.to_string()) } else { notes.push(d.to_string()) }
+                }
+            }
+            // What is not needed may be damaged.
+            Err(e) => {
+                let what = e.to_string();
+                odd.push(format!("not used, and not compared: {}", what.lines().next().unwrap_or_default()));
+            }
         }
-        Ok((odd, notes))
+        (odd, notes)
     }
 
     /// Layers for multi-token prediction: the last ones, where the metadata counts any.

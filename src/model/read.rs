@@ -87,7 +87,8 @@ pub(super) fn model(gguf: Gguf) -> Result<Model, ModelError> {
     let mtp = gguf.metadata().u64(&keys.key("nextn_predict_layers")).ok().flatten().unwrap_or(0);
     let mtp = usize::try_from(mtp).unwrap_or(usize::MAX);
     let source = Source::Gguf(gguf);
-    Ok(Model { arch, geometry, numbers, blocks, mtp, kv_heads, top_k, context_length, written: None, source })
+    let written = None;
+    Ok(Model { arch, geometry, numbers, blocks, mtp, kv_heads, top_k, context_length, written, source })
 }
 
 fn geometry(keys: &Keys) -> Result<Geometry, ModelError> {

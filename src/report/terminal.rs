@@ -336,3 +336,24 @@ pub(crate) fn wrapped(out: &mut String, lead: &str, text: &str, width: usize) {
     }
     let _ = writeln!(out, "{}", line.trim_end());
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample;
+
+    /// What is said of the model and of how its file was read stands in the text and in JSON.
+    #[test]
+    fn warnings_and_notes_are_shown() {
+        let mut report = sample::report(&[1]);
+        let plain = super::render(&report, 80);
+        assert!(!plain.contains("warning"), "{plain}");
+        report.model.warnings = vec!["unverified architecture: nobody knows".into()];
+        report.layers[0].notes = vec!["rope factors: the short set".into()];
+        let text = super::render(&report, 80);
+        assert!(text.contains("warning   unverified architecture: nobody knows"), "{text}");
+        assert!(text.contains("          rope factors: the short set"), "{text}");
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["model"]["warnings"][0], "unverified architecture: nobody knows");
+        assert_eq!(json["layers"][0]["notes"][0], "rope factors: the short set");
+    }
+}

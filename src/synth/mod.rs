@@ -13,7 +13,7 @@ mod preset;
 mod random;
 
 pub use mix::FileType;
-pub use preset::{Draw, Indexer, Preset, Yarn};
+pub use preset::{Draw, Indexer, Lengths, MlaLayers, Preset, Yarn};
 
 use crate::gguf::GgufError;
 use crate::gguf::write::Writer;
@@ -87,7 +87,12 @@ pub fn write(spec: &Spec, path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Re
     let mut writer = Writer::new();
     metadata(spec, heads, &mut writer);
     let mut tensors = Vec::new();
-    for layer in 0..spec.layers {
+    for (name, width, [least, greatest]) in spec.preset.globals() {
+        writer.tensor(name, &[width], GgmlType::F32);
+        let drawer = Drawer::uniform(least, greatest);
+        tensors.push(Tensor { name: name.into(), drawer, bytes: 4 * width });
+    }
+    for layer in (0..spec.layers).filter(|l| spec.preset.is_mla(*l, spec.layers)) {
         for (name, dims, draw) in spec.preset.tensors(heads) {
             let name = format!("blk.{layer}.{name}");
             let ty = spec.file_type.tensor(draw, dims[0]);

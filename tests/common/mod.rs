@@ -27,6 +27,16 @@ pub const MODELS: [(&str, &str); 2] = [
     ("glm5dims.Q4_K_M", "models/glm5dims.Q4_K_M.gguf"),
 ];
 
+/// Every model of the repository whose attention other software computed (`fixtures/oracle/NAME.safetensors`).
+pub const ORACLE: [(&str, &str); 7] = [
+    MODELS[0],
+    MODELS[1],
+    ("dsv32dims.Q4_K_M", "architectures/dsv32dims.Q4_K_M.gguf"),
+    ("kimi_linear_dims.Q4_K_M", "architectures/kimi_linear_dims.Q4_K_M.gguf"),
+    ("minicpm3dims.Q4_K_M", "architectures/minicpm3dims.Q4_K_M.gguf"),
+    ("mistral4dims.Q4_K_M", "architectures/mistral4dims.Q4_K_M.gguf"),
+    ("plm_dims.Q4_K_M", "architectures/plm_dims.Q4_K_M.gguf"),
+];
 /// Hugging Face folders with answers beside them: those of the repository, and of `MLA_CHECK_CHECKPOINTS`.
 pub fn checkpoints() -> Vec<PathBuf> {
     let more = std::env::var_os("MLA_CHECK_CHECKPOINTS").map(PathBuf::from);
@@ -45,18 +55,6 @@ pub fn answers(folder: &Path) -> HashMap<String, ArrayD<f64>> {
     let name = folder.file_name().unwrap().to_str().unwrap();
     arrays(&folder.with_file_name(format!("{name}.answers.safetensors")))
 }
-
-/// Every model of the repository whose attention other software computed (`fixtures/oracle/NAME.safetensors`).
-pub const ORACLE: [(&str, &str); 8] = [
-    MODELS[0],
-    MODELS[1],
-    ("dsv32dims.Q4_K_M", "models/dsv32dims.Q4_K_M.gguf"),
-    ("glm5dec.Q4_K_M", "models/glm5dec.Q4_K_M.gguf"),
-    ("kimi_linear_dims.Q4_K_M", "models/kimi_linear_dims.Q4_K_M.gguf"),
-    ("minicpm3dims.Q4_K_M", "models/minicpm3dims.Q4_K_M.gguf"),
-    ("mistral4dims.Q4_K_M", "models/mistral4dims.Q4_K_M.gguf"),
-    ("plm_dims.Q4_K_M", "models/plm_dims.Q4_K_M.gguf"),
-];
 
 /// Arrays of a .safetensors file in float64.
 pub fn arrays(path: &Path) -> HashMap<String, ArrayD<f64>> {

@@ -1,8 +1,9 @@
 /*! `mla-check inspect DIR`: what a checkpoint's folder holds, and what is wrong with it, from its headers and scales. */
 
-use super::inspect::{InspectArgs, paint, plural};
-use super::out::{Failure, Output};
-use super::text::{escape, short, size, wrap};
+use super::super::out::{Failure, Output};
+use super::super::text::{escape, short, size, wrap};
+use super::InspectArgs;
+use super::text::{paint, plural};
 use crate::checkpoint::Checkpoint;
 use crate::judge::Verdict;
 use crate::model::lint::{Finding, Severity, lint};

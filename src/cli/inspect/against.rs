@@ -1,8 +1,8 @@
 /*! `mla-check inspect FILE --against DIR`: the file's attention tensors beside the checkpoint that it was made from. */
 
-use super::inspect::{paint, plural};
-use super::out::{Failure, Output};
-use super::text::{escape, short, wrap};
+use super::super::out::{Failure, Output};
+use super::super::text::{escape, short, wrap};
+use super::text::{paint, plural};
 use crate::against::{Outcome, Report, TensorReport, Unmapped, against};
 use crate::model::{Model, list};
 use anstyle::AnsiColor;
