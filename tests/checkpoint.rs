@@ -417,7 +417,7 @@ fn inspect_names_what_is_missing() {
 }
 
 /// The numbers of config.json as published for each model_type come to the same mathematics as the GGUF files that converters made of
-/// them (`fixtures/models/README.md`), whose answers other software computed.
+/// them (`fixtures/models`, `fixtures/architectures`), whose answers other software computed.
 #[test]
 fn configurations_come_to_the_numbers_of_their_gguf_files() {
     let yarn = |factor: f64, original: u64, more: &str| {
@@ -437,7 +437,8 @@ fn configurations_come_to_the_numbers_of_their_gguf_files() {
         ("minicpm3dims.Q4_K_M", "minicpm3", "1e-5", String::new()),
     ];
     for (name, model_type, eps, mut rope) in rows {
-        let gguf = Model::open(&fixture(&format!("models/{name}.gguf"))).unwrap();
+        let places = ["models", "architectures"].map(|dir| fixture(&format!("{dir}/{name}.gguf")));
+        let gguf = Model::open(places.iter().find(|p| p.exists()).unwrap()).unwrap();
         let g = gguf.geometry;
         let positions = gguf.context_length.unwrap();
         if let Some(f) = &gguf.numbers.factors {
