@@ -5,11 +5,12 @@ come to.
 
 mod common;
 
-use common::{answers, checkpoints};
+use common::{answers, checkpoints, fixture};
 use mla_check::checkpoint::Checkpoint;
 use mla_check::model::{Convention, Model, Reading};
 use mla_reference::rows::dense;
 use std::path::Path;
+use std::process::Command;
 
 /// Dequantised rows and sums that `fixtures/checkpoints/README.md` says the origin of, in float64. Every product is exact in
 /// float64, a quotient rounds once (2^-53); sums of up to 458,752 values in any order are within 1e-12 of their absolute sum.
@@ -352,5 +353,146 @@ proptest::proptest! {
             bytes.truncate(cut % all);
         }
         let _ = with_model(&bytes);
+    }
+}
+
+fn command(args: &[&str]) -> (i32, String, String) {
+    let out = Command::new(env!("CARGO_BIN_EXE_mla-check")).args(args).output().unwrap();
+    let text = |b: &[u8]| String::from_utf8(b.to_vec()).unwrap();
+    (out.status.code().unwrap(), text(&out.stdout), text(&out.stderr))
+}
+
+/// A folder takes the place of a file: run, its saved tensors compared, a case for a kernel, an element explained.
+#[test]
+fn commands_take_a_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    for (i, folder) in
+        ["dsv3.fp8", "dsv3.nvfp4-ct", "glm5dims.nvfp4-modelopt", "dsv3.bf16"].into_iter().enumerate()
+    {
+        let model = fixture(&format!("checkpoints/{folder}")).display().to_string();
+        let report = at(&format!("{i}.json"));
+        let more: &[&str] = if i == 0 { &["--save", &at("saved")] } else { &[] };
+        let args = ["run", &model, "--engine", "cpu", "--batch", "0+2,9+1", "--report", &report];
+        let (code, text, error) = command(&[&args[..], more].concat());
+        assert_eq!(code, 0, "{text}{error}");
+        let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
+        assert_eq!(json["layers"][0]["verdict"], "rounding", "{folder}");
+        assert_eq!(json["layers"][0]["layout"], "legacy", "kv_b is unsplit");
+        if i == 0 {
+            let files = json["model"]["files"].as_array().unwrap();
+            assert_eq!(files.len(), 2);
+            assert_eq!(json["model"]["name"], "dsv3.fp8");
+            let (code, text, error) = command(&["compare", &model, &at("saved")]);
+            assert_eq!(code, 0, "{text}{error}");
+            let (code, _, error) = command(&["case", &model, "--save", &at("case"), "--batch", "5+1"]);
+            assert_eq!(code, 0, "{error}");
+            let (code, text, error) = command(&["run", &model, "--batch", "0+2", "--fault", "k_b-element"]);
+            assert_eq!(code, 1, "{text}{error}");
+            let (code, text, error) = command(&["explain", &report, "fused/attn_out", "0", "0", "0"]);
+            assert_eq!(code, 0, "{text}{error}");
+        }
+        let (code, text, error) = command(&["inspect", &model]);
+        assert_eq!(code, 0, "{error}");
+        assert!(text.starts_with("headers and scales are sound\n"), "{text}");
+        assert!(text.lines().all(|l| l.chars().count() <= 80), "{text}");
+    }
+}
+
+/// A layer that lacks a weight is a defect with its name, and exit 1.
+#[test]
+fn inspect_names_what_is_missing() {
+    let dir =
+        folder(&[("config.json", CONFIG.as_bytes()), ("model.safetensors", &file(&layer()[..5], |_| ()))]);
+    let (code, text, _) = command(&["inspect", &dir.path().display().to_string()]);
+    assert_eq!(code, 1);
+    assert!(text.starts_with("1 defect that breaks attention"), "{text}");
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("model.layers.0.self_attn.o_proj has no weight"), "{text}");
+    let (code, json, _) =
+        command(&["inspect", &dir.path().display().to_string(), "--format", "json", "--tensors"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((code, &json["schema"]), (1, &"mla-check.inspect-checkpoint".into()));
+    assert_eq!(json["tensors"].as_array().unwrap().len(), 5);
+}
+
+/// The numbers of config.json as published for each model_type come to the same mathematics as the GGUF files that converters made of
+/// them (`fixtures/models/README.md`), whose answers other software computed.
+#[test]
+fn configurations_come_to_the_numbers_of_their_gguf_files() {
+    let yarn = |factor: f64, original: u64, more: &str| {
+        format!(
+            r#"{{"rope_type": "yarn", "rope_theta": 10000.0, "factor": {factor}, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+              "mscale_all_dim": 1.0, "original_max_position_embeddings": {original}{more}}}"#
+        )
+    };
+    let theta = |t: f64| format!(r#"{{"rope_type": "default", "rope_theta": {t}}}"#);
+    let rows = [
+        ("dsv3.Q4_K_M-00001-of-00003", "deepseek_v3", "1e-6", yarn(40.0, 4096, "")),
+        ("dsv32dims.Q4_K_M", "deepseek_v32", "1e-6", yarn(40.0, 4096, "")),
+        ("glm5dims.Q4_K_M", "glm_moe_dsa", "1e-5", theta(1e6)),
+        ("mistral4dims.Q4_K_M", "mistral4", "1e-6", yarn(128.0, 8192, r#", "llama_4_scaling_beta": 0.1"#)),
+        ("plm_dims.Q4_K_M", "plm", "1e-6", theta(1e5)),
+        ("kimi_linear_dims.Q4_K_M", "kimi_linear", "1e-5", "null".into()),
+        ("minicpm3dims.Q4_K_M", "minicpm3", "1e-5", String::new()),
+    ];
+    for (name, model_type, eps, mut rope) in rows {
+        let gguf = Model::open(&fixture(&format!("models/{name}.gguf"))).unwrap();
+        let g = gguf.geometry;
+        let positions = gguf.context_length.unwrap();
+        if let Some(f) = &gguf.numbers.factors {
+            // Decimals of six digits, of which the file holds float32.
+            let decimals = |v: &[f64]| v.iter().map(|x| format!("{x:.5e}")).collect::<Vec<_>>().join(", ");
+            rope = format!(
+                r#"{{"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [{}], "long_factor": [{}],
+                  "original_max_position_embeddings": {}}}"#,
+                decimals(&f.short),
+                decimals(&f.long),
+                f.original
+            );
+        }
+        let rank = if g.q_rank > 0 { g.q_rank.to_string() } else { "null".into() };
+        let text = format!(
+            r#"{{"model_type": "{model_type}", "hidden_size": {}, "num_attention_heads": {}, "q_lora_rank": {rank},
+              "kv_lora_rank": {}, "qk_rope_head_dim": {}, "qk_nope_head_dim": {}, "v_head_dim": {}, "rms_norm_eps": {eps},
+              "rope_parameters": {rope}, "num_hidden_layers": {}, "max_position_embeddings": {positions}, "index_topk": 2048}}"#,
+            g.hidden, g.heads, g.latent, g.rope, g.nope, g.value, gguf.blocks
+        );
+        // Nested, and behind a prefix, as multimodal models have them.
+        let config = format!(r#"{{"model_type": "outer", "text_config": {text}}}"#);
+        let tensors: Vec<Made> = gguf
+            .mla_layers()
+            .into_iter()
+            .map(|l| {
+                let (_, ty, shape, data) = bf16("x", &[1, 1]);
+                (
+                    format!("language_model.model.layers.{l}.self_attn.kv_a_proj_with_mqa.weight"),
+                    ty,
+                    shape,
+                    data,
+                )
+            })
+            .collect();
+        let dir =
+            folder(&[("config.json", config.as_bytes()), ("model.safetensors", &file(&tensors, |_| ()))]);
+        let model = Model::open(dir.path()).unwrap_or_else(|e| panic!("{model_type}: {e}"));
+        assert_eq!(model.arch.name, gguf.arch.name, "{model_type}");
+        assert_eq!(model.mla_layers(), gguf.mla_layers(), "{model_type}");
+        assert_eq!((model.geometry, model.blocks), (g, gguf.blocks), "{model_type}");
+        for convention in Convention::ALL {
+            for n_ctx in [None, Some(1 << 30)] {
+                let reading = Reading { convention, n_ctx, norm_eps: None };
+                // llama.cpp's converter and transformers round differently; both are within float32.
+                let limit = if convention == Convention::LlamaCpp { 1e-7 } else { 1e-14 };
+                let (a, b) = (model.spec(&reading).scalars(), gguf.spec(&reading).scalars());
+                assert_eq!(a.len(), b.len());
+                for ((name, a), (_, b)) in a.into_iter().zip(b) {
+                    assert!(
+                        (a - b).abs() <= limit * b.abs(),
+                        "{model_type} {convention:?} {name}: {a:e} {b:e}"
+                    );
+                }
+            }
+        }
     }
 }

@@ -113,6 +113,13 @@ fn tensor(out: &mut String, t: &TensorReport, width: usize) {
         out.push('\n');
     };
     say(&format!("{}, {}", t.original, if t.format.is_empty() { "?" } else { &t.format }));
+    let odd = t.fit.as_ref().map_or(0, |f| f.odd);
+    if odd > 0 {
+        say(&format!(
+            "{odd} blocks are off by up to four times more than usual{}",
+            if t.outcome == Outcome::Fits { ", as an importance matrix can make them" } else { "" }
+        ));
+    }
     if t.outcome == Outcome::Fits {
         return;
     }
