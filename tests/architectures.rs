@@ -17,6 +17,7 @@ use mla_check::gguf::{Gguf, Value, ValueType};
 use mla_check::judge::Verdict;
 use mla_check::model::arch::{ARCHITECTURES, REFUSED, UNKNOWN};
 use mla_check::model::{Convention, FactorSet, Layer, Model, Reading};
+use mla_numeric::DType;
 use mla_reference::product::{Blocks, Rows};
 use mla_reference::{Contract, Form, GgmlType, Rope, Spec, Stage};
 use ndarray::Array2;
@@ -304,7 +305,11 @@ fn held_twice(folder: &Path, alter: impl Fn(&mut [Vec<f64>])) -> PathBuf {
         rows.extend(v[h * value..(h + 1) * value].iter().cloned());
     }
     alter(&mut rows);
-    let bytes = rows.iter().flatten().flat_map(|x| half::f16::from_f64(*x).to_le_bytes()).collect();
+    let bytes = rows
+        .iter()
+        .flatten()
+        .flat_map(|x| half::f16::from_f32(DType::F16.round(*x) as f32).to_le_bytes())
+        .collect();
     let dims = vec![latent as u64, rows.len() as u64];
     copied.tensors.push(("blk.0.attn_kv_b.weight".into(), dims, GgmlType::F16, bytes));
     copied.write(folder)
