@@ -8,14 +8,18 @@ mod common;
 mod nvrtc;
 
 use common::{MODELS, ORACLE, fixture, reference, sequence};
+use mla_check::case::Case;
 use mla_check::check::{self, EngineKind, Options};
+use mla_check::engine::cpu::CpuEngine;
+use mla_check::engine::{Description, Engine, EngineError, Sink};
 use mla_check::gguf::write::{MetaValue, Writer};
 use mla_check::gguf::{Gguf, Value, ValueType};
 use mla_check::judge::Verdict;
 use mla_check::model::arch::{ARCHITECTURES, REFUSED, UNKNOWN};
 use mla_check::model::{Convention, FactorSet, Layer, Model, Reading};
+use mla_numeric::DType;
 use mla_reference::product::{Blocks, Rows};
-use mla_reference::{Form, GgmlType, Stage};
+use mla_reference::{Contract, Form, GgmlType, Rope, Spec, Stage};
 use ndarray::Array2;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -126,6 +130,63 @@ fn the_other_rope_factors_are_another_convention() {
     let others = check::other_conventions(&model, &spec);
     let named: Vec<&str> = others.iter().filter(|o| o.1 == long).map(|o| o.0.as_str()).collect();
     assert_eq!(named, ["hf with the long rope factors"]);
+}
+
+/// An engine that reads the file's rope otherwise, and does not know it.
+struct Misread {
+    inner: CpuEngine,
+    rope: Rope,
+}
+
+impl Engine for Misread {
+    fn describe(&self) -> Description {
+        self.inner.describe()
+    }
+    fn contract(&self) -> Contract {
+        self.inner.contract()
+    }
+    fn run(
+        &self,
+        layer: &Layer,
+        case: &Case,
+        forms: &[Form],
+        sink: &mut dyn Sink,
+    ) -> Result<(), EngineError> {
+        let spec = Spec { rope: self.rope.clone(), ..layer.spec.clone() };
+        self.inner.run(&Layer { index: layer.index, spec, weights: layer.weights }, case, forms, sink)
+    }
+}
+
+/// What is said of k_pe where an engine rotates by other frequencies than the reading's.
+fn said_of_k_pe(file: &str, rope: impl Fn(&Model, Rope) -> Rope) -> String {
+    let model = Model::open(&fixture(file)).unwrap();
+    let options =
+        Options { batch: "0+17,33+1".parse().unwrap(), forms: vec![Form::Absorbed], ..Options::default() };
+    let rope = rope(&model, model.spec(&options.reading).rope);
+    let engine = Misread { inner: CpuEngine::new(options.dtype, options.splits()), rope };
+    let layer = model.mla_layers()[0];
+    let report = check::layer_with(&model, layer, &options, &engine, &|_| {}).unwrap();
+    assert_eq!(report.verdict, Verdict::Fault, "{file}");
+    let of_k_pe = report.tensors.iter().filter(|u| u.tensor == "k_pe" && u.verdict == Verdict::Fault);
+    of_k_pe.map(|u| format!("{:?} {:?}", u.explained, u.diagnosis)).collect()
+}
+
+/// A rotation where there is none, and frequencies without the model's factors, are named; the other set of factors is
+/// recognised as another reading.
+#[test]
+fn what_engines_get_wrong_about_rope_is_named() {
+    let plain = |_: &Model, rope: Rope| {
+        let n = rope.inv_freq.len();
+        let inv_freq = (0..n).map(|j| 1e4f64.powf(-(j as f64) / n as f64)).collect();
+        Rope { inv_freq, ..rope }
+    };
+    let said = said_of_k_pe("architectures/kimi_linear_dims.Q4_K_M.gguf", plain);
+    assert!(said.contains("k_pe is rotated with base 10000, but the model rotates nothing"), "{said}");
+    let said = said_of_k_pe("architectures/minicpm3dims.Q4_K_M.gguf", plain);
+    assert!(said.contains("plain frequencies of base 10000: the model's factors are left out"), "{said}");
+    let long = |model: &Model, _| model.spec(&Reading { n_ctx: Some(40_000), ..Reading::default() }).rope;
+    let said = said_of_k_pe("architectures/minicpm3dims.Q4_K_M.gguf", long);
+    assert!(said.contains("with the long rope factors"), "{said}");
 }
 
 /// Kimi-Linear's other layers are no defect; contradictions between its array and its tensors are said.
@@ -244,8 +305,11 @@ fn held_twice(folder: &Path, alter: impl Fn(&mut [Vec<f64>])) -> PathBuf {
         rows.extend(v[h * value..(h + 1) * value].iter().cloned());
     }
     alter(&mut rows);
-    let values: Vec<f64> = rows.iter().flatten().copied().collect();
-    let bytes = mla_numeric::DType::F16.encode(&values);
+    let bytes = rows
+        .iter()
+        .flatten()
+        .flat_map(|x| half::f16::from_f32(DType::F16.round(*x) as f32).to_le_bytes())
+        .collect();
     let dims = vec![latent as u64, rows.len() as u64];
     copied.tensors.push(("blk.0.attn_kv_b.weight".into(), dims, GgmlType::F16, bytes));
     copied.write(folder)
