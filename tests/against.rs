@@ -343,7 +343,7 @@ fn two_layers(dir: &Path) {
     let mut data = one[8 + n..].to_vec();
     data.chunks_mut(2)
         .enumerate()
-        .for_each(|(i, v)| v[1] ^= if (i * 2_654_435_761 >> 7) & 1 == 1 { 0x80 } else { 0 });
+        .for_each(|(i, v)| v[1] ^= if ((i * 2_654_435_761) >> 7) & 1 == 1 { 0x80 } else { 0 });
     std::fs::write(dir.join("a.safetensors"), &one).unwrap();
     std::fs::write(dir.join("b.safetensors"), [&one[..8], second.as_bytes(), &data].concat()).unwrap();
     let config = std::fs::read_to_string(fixture(BF16).join("config.json")).unwrap();

@@ -415,3 +415,85 @@ fn inspect_names_what_is_missing() {
     assert_eq!((code, &json["schema"]), (1, &"mla-check.inspect-checkpoint".into()));
     assert_eq!(json["tensors"].as_array().unwrap().len(), 5);
 }
+
+/// The numbers of config.json as published for each model_type come to the same mathematics as the GGUF files that converters made of
+/// them (`fixtures/models`, `fixtures/architectures`), whose answers other software computed.
+#[test]
+fn configurations_come_to_the_numbers_of_their_gguf_files() {
+    let yarn = |factor: f64, original: u64, more: &str| {
+        format!(
+            r#"{{"rope_type": "yarn", "rope_theta": 10000.0, "factor": {factor}, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+              "mscale_all_dim": 1.0, "original_max_position_embeddings": {original}{more}}}"#
+        )
+    };
+    let theta = |t: f64| format!(r#"{{"rope_type": "default", "rope_theta": {t}}}"#);
+    let rows = [
+        ("dsv3.Q4_K_M-00001-of-00003", "deepseek_v3", "1e-6", yarn(40.0, 4096, "")),
+        ("dsv32dims.Q4_K_M", "deepseek_v32", "1e-6", yarn(40.0, 4096, "")),
+        ("glm5dims.Q4_K_M", "glm_moe_dsa", "1e-5", theta(1e6)),
+        ("mistral4dims.Q4_K_M", "mistral4", "1e-6", yarn(128.0, 8192, r#", "llama_4_scaling_beta": 0.1"#)),
+        ("plm_dims.Q4_K_M", "plm", "1e-6", theta(1e5)),
+        ("kimi_linear_dims.Q4_K_M", "kimi_linear", "1e-5", "null".into()),
+        ("minicpm3dims.Q4_K_M", "minicpm3", "1e-5", String::new()),
+    ];
+    for (name, model_type, eps, mut rope) in rows {
+        let places = ["models", "architectures"].map(|dir| fixture(&format!("{dir}/{name}.gguf")));
+        let gguf = Model::open(places.iter().find(|p| p.exists()).unwrap()).unwrap();
+        let g = gguf.geometry;
+        let positions = gguf.context_length.unwrap();
+        if let Some(f) = &gguf.numbers.factors {
+            // Decimals of six digits, of which the file holds float32.
+            let decimals = |v: &[f64]| v.iter().map(|x| format!("{x:.5e}")).collect::<Vec<_>>().join(", ");
+            rope = format!(
+                r#"{{"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [{}], "long_factor": [{}],
+                  "original_max_position_embeddings": {}}}"#,
+                decimals(&f.short),
+                decimals(&f.long),
+                f.original
+            );
+        }
+        let rank = if g.q_rank > 0 { g.q_rank.to_string() } else { "null".into() };
+        let text = format!(
+            r#"{{"model_type": "{model_type}", "hidden_size": {}, "num_attention_heads": {}, "q_lora_rank": {rank},
+              "kv_lora_rank": {}, "qk_rope_head_dim": {}, "qk_nope_head_dim": {}, "v_head_dim": {}, "rms_norm_eps": {eps},
+              "rope_parameters": {rope}, "num_hidden_layers": {}, "max_position_embeddings": {positions}, "index_topk": 2048}}"#,
+            g.hidden, g.heads, g.latent, g.rope, g.nope, g.value, gguf.blocks
+        );
+        // Nested, and behind a prefix, as multimodal models have them.
+        let config = format!(r#"{{"model_type": "outer", "text_config": {text}}}"#);
+        let tensors: Vec<Made> = gguf
+            .mla_layers()
+            .into_iter()
+            .map(|l| {
+                let (_, ty, shape, data) = bf16("x", &[1, 1]);
+                (
+                    format!("language_model.model.layers.{l}.self_attn.kv_a_proj_with_mqa.weight"),
+                    ty,
+                    shape,
+                    data,
+                )
+            })
+            .collect();
+        let dir =
+            folder(&[("config.json", config.as_bytes()), ("model.safetensors", &file(&tensors, |_| ()))]);
+        let model = Model::open(dir.path()).unwrap_or_else(|e| panic!("{model_type}: {e}"));
+        assert_eq!(model.arch.name, gguf.arch.name, "{model_type}");
+        assert_eq!(model.mla_layers(), gguf.mla_layers(), "{model_type}");
+        assert_eq!((model.geometry, model.blocks), (g, gguf.blocks), "{model_type}");
+        for convention in Convention::ALL {
+            for n_ctx in [None, Some(1 << 30)] {
+                let reading = Reading { convention, n_ctx, norm_eps: None };
+                // llama.cpp's converter and transformers round differently; both are within float32.
+                let limit = if convention == Convention::LlamaCpp { 1e-7 } else { 1e-14 };
+                let (a, b) = (model.spec(&reading).scalars(), gguf.spec(&reading).scalars());
+                assert_eq!(a.len(), b.len());
+                for ((name, a), (_, b)) in a.into_iter().zip(b) {
+                    assert!(
+                        (a - b).abs() <= limit * b.abs(),
+                        "{model_type} {convention:?} {name}: {a:e} {b:e}"
+                    );
+                }
+            }
+        }
+    }
+}

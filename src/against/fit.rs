@@ -181,11 +181,11 @@ fn block(x: &[f64], y: &[f64], whole: &[f64], rule: Allowed, plain: bool) -> (f6
                 let ratio = if off <= limit {
                     0.0
                 } else if off.is_nan() {
-                    f64::NAN
+                    f64::INFINITY
                 } else {
                     f64::MAX.min(off / limit)
                 };
-                if !(ratio <= worst.2) {
+                if ratio > worst.2 {
                     worst = (off, limit, ratio);
                 }
             }

@@ -225,6 +225,7 @@ fn unmapped_of_original(checkpoint: &Checkpoint, names: &Names) -> Unmapped {
     out
 }
 
+#[derive(Clone, Copy)]
 struct Compare<'a> {
     file: &'a Model,
     checkpoint: &'a Checkpoint,
@@ -287,7 +288,9 @@ impl<'a> Compare<'a> {
         };
         report.original = matrix.tensor;
         report.format = matrix.ty;
-        let (plain, scale, block) = (matrix.plain, matrix.scale, matrix.block);
+        let (plain, scale) = (matrix.plain, matrix.scale);
+        // Rows of a split kv_b are not its own.
+        let block = matrix.block.filter(|_| !matches!(held, Held::Weight(Weight::WUk | Weight::WUv)));
         let x = self.arranged(matrix.rows, held);
         if (x.rows(), x.cols()) != (taken.rows.rows(), taken.rows.cols()) {
             report.outcome = Outcome::Differs;
@@ -317,33 +320,34 @@ impl<'a> Compare<'a> {
         let weight = held.weight().0;
         let mut layers: Vec<usize> = self.layers.iter().copied().filter(|l| *l != self.layer).collect();
         layers.sort_by_key(|l| (l.abs_diff(self.layer), *l));
-        let mut all: Others = Vec::new();
+        let mut all: Others<'a> = Vec::new();
+        let this = *self;
         for layer in layers {
-            if let Ok(m) = self.matrix(layer, weight) {
-                all.push((format!("it is layer {layer}'s of the original"), self.arranged(m.rows, held)));
-            }
+            let make = move || Some(this.arranged(this.matrix(layer, weight).ok()?.rows, held));
+            all.push((format!("it is layer {layer}'s of the original"), Box::new(make)));
         }
         let mut seen = BTreeSet::from([self.names.module(self.layer, weight)]);
         for &other in Weight::ALL.iter().filter(|w| w.exists(&self.g)) {
             let module = self.names.module(self.layer, other);
-            if seen.insert(module.clone())
-                && let Ok(m) = self.matrix(self.layer, other)
-            {
-                all.push((format!("it is {module} of the original"), m.rows));
+            if seen.insert(module.clone()) {
+                let make = move || Some(this.matrix(this.layer, other).ok()?.rows);
+                all.push((format!("it is {module} of the original"), Box::new(make)));
             }
         }
-        if let Held::Weight(Weight::WUk | Weight::WUv) = held
-            && let Ok(m) = self.matrix(self.layer, weight)
-        {
+        if let Held::Weight(Weight::WUk | Weight::WUv) = held {
             // Read as [value rows, key rows]: keys come from row V of a head, values from row 0.
             let (nope, value) = (self.g.nope, self.g.value);
-            let other = |i: usize| if i < nope { value + i } else { i - nope };
+            let other = move |i: usize| if i < nope { value + i } else { i - nope };
             let rows = 0..self.g.heads * (nope + value);
-            let order =
+            let order: Vec<usize> =
                 rows.map(|r| r / (nope + value) * (nope + value) + other(r % (nope + value))).collect();
+            let make = move || {
+                let inner = this.matrix(this.layer, weight).ok()?.rows;
+                Some(this.arranged(Box::new(Order { inner, order: order.clone() }), held))
+            };
             let what =
                 "each head of kv_b was read as value rows, then key rows; the original has key rows first";
-            all.push((what.into(), self.arranged(Box::new(Order { inner: m.rows, order }), held)));
+            all.push((what.into(), Box::new(make)));
         }
         all
     }

@@ -42,8 +42,11 @@ pub struct Pair<'a> {
     pub block: Option<(usize, usize)>,
 }
 
-/// Other values that could stand there, by name.
-pub type Others<'a> = Vec<(String, Box<dyn Rows + 'a>)>;
+/// The original in other arrangements, by name.
+type Arranged<'a> = Vec<(String, Box<dyn Rows + 'a>)>;
+
+/// Other values that could stand there, by name; made when they are tried, since some are large.
+pub type Others<'a> = Vec<(String, Box<dyn Fn() -> Option<Box<dyn Rows + 'a>> + 'a>)>;
 
 /// What was found, in words.
 pub fn cause(p: &Pair, g: &Geometry, first: &Fit, others: Others) -> String {
@@ -68,8 +71,11 @@ pub fn cause(p: &Pair, g: &Geometry, first: &Fit, others: Others) -> String {
             return what;
         }
     }
-    for (what, x) in others {
-        if (x.rows(), x.cols()) == (p.y.rows(), p.y.cols()) && tried(x.as_ref()) {
+    for (what, make) in others {
+        if let Some(x) = make()
+            && (x.rows(), x.cols()) == (p.y.rows(), p.y.cols())
+            && tried(x.as_ref())
+        {
             return what;
         }
     }
@@ -79,8 +85,12 @@ pub fn cause(p: &Pair, g: &Geometry, first: &Fit, others: Others) -> String {
             return factor(first.factor, p.scale);
         }
     }
-    if let Some(what) = scale_blocks(p, g).or_else(|| rows_elsewhere(p, g)) {
+    if let Some(what) = scale_blocks(p, g).or_else(|| rows_elsewhere(p)) {
         return what;
+    }
+    if first.correlation.abs() < 0.1 {
+        return "nothing of the original, in no arrangement that is tried here: a tensor of another model?"
+            .into();
     }
     String::new()
 }
@@ -109,8 +119,8 @@ fn factor(k: f64, scale: Option<Scales>) -> String {
 }
 
 /// The original arranged in other ways.
-fn arranged<'a>(p: &'a Pair, g: &Geometry) -> Others<'a> {
-    let mut all: Others<'a> = Vec::new();
+fn arranged<'a>(p: &'a Pair, g: &Geometry) -> Arranged<'a> {
+    let mut all: Arranged<'a> = Vec::new();
     let rows = p.x.rows();
     let mut order = |what: &str, of: &dyn Fn(usize) -> usize| {
         let order: Vec<usize> = (0..rows).map(of).collect();
@@ -121,7 +131,7 @@ fn arranged<'a>(p: &'a Pair, g: &Geometry) -> Others<'a> {
     let (nope, rope, latent, value) = (g.nope, g.rope, g.latent, g.value);
     // Even rows first, and back.
     let halves = |i: usize| if i < rope / 2 { 2 * i } else { 2 * (i - rope / 2) + 1 };
-    let adjacent = |i: usize| if i % 2 == 0 { i / 2 } else { rope / 2 + i / 2 };
+    let adjacent = |i: usize| if i.is_multiple_of(2) { i / 2 } else { rope / 2 + i / 2 };
     const HALVES: &str =
         "rope rows are in half-split order (even ones first), the original's are in adjacent pairs";
     const ADJACENT: &str = "rope rows are in adjacent pairs, the original's are in half-split order";
@@ -286,8 +296,7 @@ fn scale_blocks(p: &Pair, g: &Geometry) -> Option<String> {
 }
 
 /// Rows that are the original's, but other ones.
-fn rows_elsewhere(p: &Pair, g: &Geometry) -> Option<String> {
-    let _ = g;
+fn rows_elsewhere(p: &Pair) -> Option<String> {
     let n = p.y.rows();
     if n < 4 {
         return None;
