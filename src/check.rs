@@ -296,9 +296,7 @@ pub fn layer_with(
         }
     }
     // What was judged must be what lies on the disk.
-    if let Some(gguf) = model.gguf() {
-        gguf.unchanged().map_err(ModelError::from)?;
-    }
+    model.source().unchanged().map_err(ModelError::from)?;
     report.seconds = started.elapsed().as_secs_f64();
     Ok(report)
 }

@@ -58,6 +58,7 @@ fn justified(file: usize) -> isize {
     (1 << 20) + 100 * file as isize
 }
 
+#[allow(clippy::print_stdout)]
 fn harmed(files: usize, seed: u64) {
     let folder = tempfile::tempdir().unwrap();
     let bases = bases(folder.path());

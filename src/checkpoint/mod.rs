@@ -16,7 +16,7 @@ pub use dtype::Dtype;
 pub use error::CheckpointError;
 pub use stored::{Matrix, Scales};
 
-use crate::gguf::Map;
+use crate::gguf::{GgufError, Map};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -83,6 +83,14 @@ impl Checkpoint {
     /// Paths and bytes of the .safetensors files.
     pub fn files(&self) -> Vec<(PathBuf, u64)> {
         self.files.iter().map(|f| (f.path().to_path_buf(), f.bytes().len() as u64)).collect()
+    }
+
+    /// Whether the .safetensors files are still what they were when they were opened, as far as lengths and times tell.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub fn unchanged(&self) -> Result<(), GgufError> {
+        self.files.iter().try_for_each(Map::check)
     }
 
     /// All tensors, file by file in the order of their data.

@@ -13,7 +13,7 @@ use crate::judge::Verdict;
 use crate::model::arch::Rotation;
 use crate::model::lint::{Finding, Severity, lint};
 use crate::model::{Convention, Difference, FactorSet, LEGACY, Model, Reading};
-use crate::survey::{self, Survey};
+use crate::survey::Survey;
 use clap::Args;
 use mla_reference::{Geometry, Weight};
 use serde::Serialize;
@@ -192,13 +192,7 @@ pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
     let Some(gguf) = model.gguf() else { return Ok(0) };
     let mut report = report(&model, gguf, mla, &shown, args);
     if args.data {
-        super::run::threads(args.threads)?;
-        let survey = data::read(&model, &layers, args.tensors, out);
-        // What was read must be what lies on the disk.
-        gguf.unchanged().map_err(Failure::input)?;
-        report.findings.extend(survey::findings(&survey));
-        report.findings.sort_by_key(|f| f.severity);
-        report.data = Some(survey);
+        report.data = Some(data::read(args, &model, &layers, &mut report.findings, out)?);
         report.not_looked_at = NOT_LOOKED_AT_WITH_DATA;
     }
     let report = report;

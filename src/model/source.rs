@@ -7,7 +7,7 @@ its values decoded on demand. What roles mean, and how w_uk and w_uv come out of
 
 use super::{ModelError, Names, config, in_layer, weights};
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, GgufError};
 use mla_reference::product::Rows;
 use mla_reference::{Geometry, Weight};
 use std::path::{Path, PathBuf};
@@ -63,6 +63,17 @@ impl Source {
         match self {
             Source::Gguf(g) => g.warnings().iter().map(ToString::to_string).collect(),
             Source::Checkpoint(c, _) => c.warnings().to_vec(),
+        }
+    }
+
+    /// Whether the files are still what they were when they were opened, as far as lengths and times tell.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub fn unchanged(&self) -> Result<(), GgufError> {
+        match self {
+            Source::Gguf(g) => g.unchanged(),
+            Source::Checkpoint(c, _) => c.unchanged(),
         }
     }
 

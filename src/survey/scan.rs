@@ -361,3 +361,84 @@ fn lanes(x: &[f64]) -> (f64, f64) {
     }
     (sums[0], most[0])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mla_reference::product::Dense;
+
+    fn subject(data: &[f64], cols: usize, heads: Heads) -> Subject<'_> {
+        Subject {
+            name: String::new(),
+            layer: None,
+            role: None,
+            ty: String::new(),
+            bytes: 8,
+            values: Box::new(Dense { data, cols }),
+            heads,
+            groups: ["one", "two"],
+        }
+    }
+
+    fn look(data: &[f64], cols: usize, heads: Heads) -> (Stats, Vec<f64>) {
+        scan(&subject(data, cols, heads), &|_| ())
+    }
+
+    /// Σ i² = n (n + 1) (2n + 1) / 6, exact in float64 here; every row and column has its own sum.
+    #[test]
+    fn sums_are_those_of_squares() {
+        let squares = |n: f64| n * (n + 1.0) * (2.0 * n + 1.0) / 6.0;
+        for (rows, cols) in [(1, 7), (6, 2500), (600, 30), (12, 2048)] {
+            let data: Vec<f64> =
+                (1..=rows * cols).map(|i| i as f64 * if i % 3 == 0 { -1.0 } else { 1.0 }).collect();
+            let n = (rows * cols) as f64;
+            let (stats, slots) = look(&data, cols, Heads::None);
+            assert_eq!((stats.rms, stats.largest), ((squares(n) / n).sqrt(), n));
+            assert_eq!(slots, [squares(n)]);
+            assert_eq!(stats.blocks, (rows * cols.div_ceil(RUN)) as u64);
+            assert_eq!((stats.zero_blocks, stats.bad_blocks, stats.constant_rows), (0, 0, 0));
+            if rows % 6 == 0 {
+                // Heads of 3 rows, cut after the second.
+                let (_, slots) = look(&data, cols, Heads::Rows { each: 3, cut: 2 });
+                let upto = |row: usize| squares((row * cols) as f64);
+                let expected: Vec<f64> = (0..rows / 3)
+                    .flat_map(|h| [upto(3 * h + 2) - upto(3 * h), upto(3 * h + 3) - upto(3 * h + 2)])
+                    .collect();
+                assert_eq!(slots, expected);
+            }
+            let each = cols / 2;
+            let (_, slots) = look(&data, cols, Heads::Columns { each });
+            let column = |c: usize| (0..rows).map(|r| ((r * cols + c + 1) as f64).powi(2)).sum::<f64>();
+            let expected: Vec<f64> = (0..cols)
+                .collect::<Vec<_>>()
+                .chunks(each)
+                .map(|c| c.iter().map(|c| column(*c)).sum())
+                .collect();
+            assert_eq!(slots, expected);
+        }
+    }
+
+    #[test]
+    fn what_is_rare_is_counted_where_it_is() {
+        let (rows, cols) = (5, 3000);
+        let mut data = vec![0.5; rows * cols];
+        for (i, v) in data.iter_mut().enumerate() {
+            *v += (i % 7) as f64;
+        }
+        data[cols + 2999] = f64::NAN;
+        data[2 * cols + 256] = f64::INFINITY;
+        data[2 * cols + 257] = f64::NEG_INFINITY;
+        data[3 * cols..4 * cols].fill(2.0);
+        data[4 * cols + 2048..4 * cols + 2560].fill(0.0);
+        for heads in [Heads::None, Heads::Columns { each: 1000 }, Heads::Rows { each: 1, cut: 1 }] {
+            let (s, slots) = look(&data, cols, heads);
+            assert_eq!((s.nan, s.inf, s.bad_blocks, s.blocks), (1, 2, 2, 60));
+            // Twelve blocks a row: the last of row 1.
+            assert_eq!(s.first_bad_block, Some(23));
+            assert_eq!((s.zero_blocks, s.first_zero_block), (2, Some(4 * 12 + 8)));
+            assert_eq!((s.constant_rows, s.first_constant_row), (1, Some(3)));
+            assert_eq!(s.largest, 6.5);
+            assert!(slots.iter().all(|s| s.is_finite()));
+        }
+    }
+}

@@ -1,13 +1,15 @@
-/*! `mla-check inspect DIR`: what a checkpoint's folder holds, and what is wrong with it, from its headers and scales. */
+/*! `mla-check inspect DIR`: what a checkpoint's folder holds, and what is wrong with it, from its headers and scales, and
+with `--data` from its values. */
 
 use super::super::out::{Failure, Output};
 use super::super::text::{escape, short, size, wrap};
-use super::InspectArgs;
 use super::text::{paint, plural};
+use super::{InspectArgs, data};
 use crate::checkpoint::Checkpoint;
 use crate::judge::Verdict;
 use crate::model::lint::{Finding, Severity, lint};
 use crate::model::{Convention, Model, Names, Reading, list};
+use crate::survey::Survey;
 use anstyle::AnsiColor;
 use mla_reference::{Geometry, Weight};
 use serde::Serialize;
@@ -37,6 +39,9 @@ struct Report {
     weights: Vec<LayerReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tensors: Option<Vec<TensorReport>>,
+    /// Statistics of values, under --data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<Survey>,
     findings: Vec<Finding>,
 }
 
@@ -92,7 +97,12 @@ pub(super) fn main(
     shown: &[usize],
     out: &mut Output,
 ) -> Result<u8, Failure> {
-    let report = report(args, model, checkpoint, names, shown);
+    let mut report = report(args, model, checkpoint, names, shown);
+    if args.data {
+        let layers = if args.layer.is_some() { shown } else { &report.mla_layers };
+        report.data = Some(data::read(args, model, layers, &mut report.findings, out)?);
+    }
+    let report = report;
     let defects = report.findings.iter().filter(|f| f.severity == Severity::Defect).count();
     if out.json() {
         out.print_json(&report)?;
@@ -102,7 +112,9 @@ pub(super) fn main(
             let breaks = if defects == 1 { "breaks" } else { "break" };
             paint(AnsiColor::Red, &format!("{} that {breaks} attention", plural(defects, "defect")))
         } else {
-            paint(AnsiColor::Green, "headers and scales are sound")
+            let what =
+                if args.data { "headers and values are sound" } else { "headers and scales are sound" };
+            paint(AnsiColor::Green, what)
         };
         out.print(&if out.quiet() {
             verdict + "\n"
@@ -181,6 +193,7 @@ fn report(
                 })
                 .collect()
         }),
+        data: None,
         findings: lint(model),
     }
 }
@@ -256,6 +269,9 @@ fn text(r: &Report, width: usize) -> String {
             out += &wrap(&format!("  {roles:<12} {} {held}{scale}", escape(module)), width, 15);
             out.push('\n');
         }
+    }
+    if let Some(survey) = &r.data {
+        out += &data::text(survey, width);
     }
     if let Some(tensors) = &r.tensors {
         out += "\nall tensors: name, dtype, shape, file @ offset\n";

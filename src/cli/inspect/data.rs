@@ -1,17 +1,27 @@
 /*! `inspect --data`: reads the values, and shows what they are like, a line a weight. */
 
-use super::super::out::Output;
+use super::super::out::{Failure, Output};
 use super::super::text::{escape, short, size, wrap};
+use super::InspectArgs;
 use super::text::plural;
 use crate::model::Model;
+use crate::model::lint::Finding;
 use crate::survey::{self, Survey, TensorStats};
 use mla_reference::Weight;
 use std::collections::BTreeSet;
 
-/// Surveys the attention tensors of these layers; with `every`, all other tensors of the file too.
-pub(super) fn read(model: &Model, layers: &[usize], every: bool, out: &Output) -> Survey {
+/// Surveys the attention tensors of these layers; with `--tensors`, all other tensors of a file too. What is wrong is added
+/// to the findings.
+pub(super) fn read(
+    args: &InspectArgs,
+    model: &Model,
+    layers: &[usize],
+    findings: &mut Vec<Finding>,
+    out: &Output,
+) -> Result<Survey, Failure> {
+    super::super::run::threads(args.threads)?;
     let (mut subjects, mut unread) = survey::attention(model, layers);
-    if every {
+    if args.tensors {
         let (more, also) = survey::others(model, &subjects);
         subjects.extend(more);
         unread.extend(also);
@@ -22,11 +32,16 @@ pub(super) fn read(model: &Model, layers: &[usize], every: bool, out: &Output) -
     bar.set_message("reading values, MiB");
     let survey = survey::survey(&subjects, unread, &|bytes| bar.set_position(bytes / MIB));
     bar.finish_and_clear();
-    survey
+    // What was read must be what lies on the disk.
+    model.source().unchanged().map_err(Failure::input)?;
+    findings.extend(survey::findings(&survey));
+    findings.sort_by_key(|f| f.severity);
+    Ok(survey)
 }
 
 /// The table: a line a weight, over all layers that were read.
-pub(super) fn text(survey: &Survey, layers: usize, width: usize) -> String {
+pub(super) fn text(survey: &Survey, width: usize) -> String {
+    let layers = survey.tensors.iter().filter_map(|t| t.layer).collect::<BTreeSet<_>>().len();
     let mut out = String::from("\nvalues: rms (least .. most of the layers), largest, constant or zero\n");
     for role in Weight::ALL {
         let of: Vec<&TensorStats> = survey.tensors.iter().filter(|t| t.role == Some(*role)).collect();

@@ -108,8 +108,7 @@ pub(super) fn text(r: &Report, width: usize) -> String {
         l.weights.iter().for_each(|w| weight(&mut out, w, width));
     }
     if let Some(survey) = &r.data {
-        let layers: std::collections::BTreeSet<_> = survey.tensors.iter().filter_map(|t| t.layer).collect();
-        out += &data::text(survey, layers.len(), width);
+        out += &data::text(survey, width);
     }
     if let Some(tensors) = &r.tensors {
         out += "\nall tensors: name, type, dims (fastest first), part @ offset\n";
