@@ -2,12 +2,13 @@
 
 use super::super::out::{Failure, Output};
 use super::super::text::{escape, short, size, wrap};
-use super::InspectArgs;
 use super::text::{paint, plural};
+use super::{InspectArgs, data};
 use crate::checkpoint::Checkpoint;
 use crate::judge::Verdict;
 use crate::model::lint::{Finding, Severity, lint};
 use crate::model::{Convention, Model, Names, Reading, list};
+use crate::survey::{self, Survey};
 use anstyle::AnsiColor;
 use mla_reference::{Geometry, Weight};
 use serde::Serialize;
@@ -37,6 +38,9 @@ struct Report {
     weights: Vec<LayerReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tensors: Option<Vec<TensorReport>>,
+    /// Statistics of values, under --data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<Survey>,
     findings: Vec<Finding>,
 }
 
@@ -89,10 +93,18 @@ pub(super) fn main(
     args: &InspectArgs,
     model: &Model,
     (checkpoint, names): (&Checkpoint, &Names),
-    shown: &[usize],
+    (shown, layers): (&[usize], &[usize]),
     out: &mut Output,
 ) -> Result<u8, Failure> {
-    let report = report(args, model, checkpoint, names, shown);
+    let mut report = report(args, model, checkpoint, names, shown);
+    if args.data {
+        super::super::run::threads(args.threads)?;
+        // Tensors outside attention are spread over formats that only attention's are known of.
+        let survey = data::read(model, layers, false, out);
+        report.findings.extend(survey::findings(&survey));
+        report.findings.sort_by_key(|f| f.severity);
+        report.data = Some(survey);
+    }
     let defects = report.findings.iter().filter(|f| f.severity == Severity::Defect).count();
     if out.json() {
         out.print_json(&report)?;
@@ -181,6 +193,7 @@ fn report(
                 })
                 .collect()
         }),
+        data: None,
         findings: lint(model),
     }
 }
@@ -256,6 +269,9 @@ fn text(r: &Report, width: usize) -> String {
             out += &wrap(&format!("  {roles:<12} {} {held}{scale}", escape(module)), width, 15);
             out.push('\n');
         }
+    }
+    if let Some(survey) = &r.data {
+        out += &data::text(survey, r.mla_layers.len(), width);
     }
     if let Some(tensors) = &r.tensors {
         out += "\nall tensors: name, dtype, shape, file @ offset\n";
