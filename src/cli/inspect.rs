@@ -187,7 +187,7 @@ pub fn main(args: &InspectArgs, out: &mut Output) -> Result<u8, Failure> {
     };
     let layers = if args.layer.is_some() { shown.clone() } else { mla.clone() };
     if let Some(checkpoint) = model.checkpoint() {
-        return checkpoint::main(args, &model, checkpoint, &shown, out);
+        return checkpoint::main(args, &model, checkpoint, (&shown, &layers), out);
     }
     let Some(gguf) = model.gguf() else { return Ok(0) };
     let mut report = report(&model, gguf, mla, &shown, args);

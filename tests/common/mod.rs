@@ -37,6 +37,7 @@ pub const ORACLE: [(&str, &str); 7] = [
     ("mistral4dims.Q4_K_M", "architectures/mistral4dims.Q4_K_M.gguf"),
     ("plm_dims.Q4_K_M", "architectures/plm_dims.Q4_K_M.gguf"),
 ];
+
 /// Hugging Face folders with answers beside them: those of the repository, and of `MLA_CHECK_CHECKPOINTS`.
 pub fn checkpoints() -> Vec<PathBuf> {
     let more = std::env::var_os("MLA_CHECK_CHECKPOINTS").map(PathBuf::from);

@@ -95,8 +95,13 @@ fn text(r: &Report, width: usize) -> String {
 }
 
 fn tensor(out: &mut String, t: &TensorReport, width: usize) {
-    let name = t.tensor.split_once('.').and_then(|(_, n)| n.split_once('.')).map_or(&*t.tensor, |n| n.1);
+    let number = |n: &&str| n.split_once('.').is_some_and(|(n, _)| n.bytes().all(|b| b.is_ascii_digit()));
+    let after = ["blk.", "layers."].iter().find_map(|b| t.tensor.split_once(b).map(|s| s.1).filter(number));
+    let name = after.and_then(|n| n.split_once('.')).map_or(&*t.tensor, |n| n.1);
     let name = name.strip_suffix(".weight").unwrap_or(name);
+    let name = name.strip_prefix("self_attn.").unwrap_or(name);
+    // Formats of checkpoints take a line.
+    let (ty, format) = if t.ty.len() > 7 { ("", Some(&t.ty)) } else { (&*t.ty, None) };
     let (colour, word) = match t.outcome {
         Outcome::Fits => (AnsiColor::Green, "fits"),
         Outcome::Differs => (AnsiColor::Red, "differs"),
@@ -105,13 +110,16 @@ fn tensor(out: &mut String, t: &TensorReport, width: usize) {
     let figures = t.fit.as_ref().map_or(String::new(), |f| {
         format!("{:>7} {:>9} {:>9}", f.blocks, f.beyond, format!("{:.1e}", f.relative))
     });
-    let line = format!("  {word:<8} {:<20} {:<7} {figures}", escape(name), escape(&t.ty));
+    let line = format!("  {word:<8} {:<20} {:<7} {figures}", escape(name), escape(ty));
     *out += &line.trim_end().replacen(word, &paint(colour, word), 1);
     out.push('\n');
     let mut say = |text: &str| {
         *out += &wrap(&format!("           {}", escape(text)), width, 11);
         out.push('\n');
     };
+    if let Some(format) = format {
+        say(&format!("{format}, against"));
+    }
     say(&format!("{}, {}", t.original, if t.format.is_empty() { "?" } else { &t.format }));
     let odd = t.fit.as_ref().map_or(0, |f| f.odd);
     if odd > 0 {

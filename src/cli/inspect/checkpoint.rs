@@ -94,7 +94,7 @@ pub(super) fn main(
     args: &InspectArgs,
     model: &Model,
     (checkpoint, names): (&Checkpoint, &Names),
-    shown: &[usize],
+    (shown, layers): (&[usize], &[usize]),
     out: &mut Output,
 ) -> Result<u8, Failure> {
     let mut report = report(args, model, checkpoint, names, shown);
