@@ -99,7 +99,6 @@ pub(super) fn main(
 ) -> Result<u8, Failure> {
     let mut report = report(args, model, checkpoint, names, shown);
     if args.data {
-        let layers = if args.layer.is_some() { shown } else { &report.mla_layers };
         report.data = Some(data::read(args, model, layers, &mut report.findings, out)?);
     }
     let report = report;
