@@ -570,7 +570,7 @@ pub fn not_judged(options: &Options) -> Vec<String> {
 /// The same of any engine; None: of one that is not the program's.
 pub fn not_judged_by(engine: Option<EngineKind>, options: &Options) -> Vec<String> {
     let mut all = vec![
-        "whether the file's weights are the right ones: `inspect` shows headers and shapes only".to_string(),
+        "whether the file's weights are the right ones: `inspect --against` asks that".to_string(),
         "what a serving engine computes from this file".to_string(),
         "anything outside attention: router, experts, norms after attention, sampling, chat template"
             .to_string(),
