@@ -244,7 +244,8 @@ fn held_twice(folder: &Path, alter: impl Fn(&mut [Vec<f64>])) -> PathBuf {
         rows.extend(v[h * value..(h + 1) * value].iter().cloned());
     }
     alter(&mut rows);
-    let bytes = rows.iter().flatten().flat_map(|x| half::f16::from_f64(*x).to_le_bytes()).collect();
+    let values: Vec<f64> = rows.iter().flatten().copied().collect();
+    let bytes = mla_numeric::DType::F16.encode(&values);
     let dims = vec![latent as u64, rows.len() as u64];
     copied.tensors.push(("blk.0.attn_kv_b.weight".into(), dims, GgmlType::F16, bytes));
     copied.write(folder)

@@ -11,6 +11,7 @@ mod tiny;
 mod walk;
 
 use counting::memory;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -109,7 +110,9 @@ fn harmed(files: usize, seed: u64) {
         }
         std::fs::write(&path, &base.bytes).unwrap();
     }
-    println!(
+    // A report for who ran this by hand.
+    let _ = writeln!(
+        std::io::stderr(),
         "{files} damaged files in {:.0?}: {opened} opened, {models} made a model, {layers} layers could be used; slowest \
          {slowest:.1?}; at most {:.0} % of the justified memory; {spawned} through the program",
         started.elapsed(),

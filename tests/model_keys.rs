@@ -190,8 +190,10 @@ const PLAIN: &[(&str, u32)] =
 const RANK: &[(&str, u32)] = &[("attention.q_lora_rank", 8)];
 const TOP_K: &[(&str, u32)] = &[("attention.indexer.top_k", 4)];
 
+type Ints = &'static [(&'static str, u32)];
+type Shapes = &'static [(&'static str, &'static [u64])];
 /// Every architecture: the keys and tensors of its kind.
-const ALL: [(&str, &[&[(&str, u32)]], &[&[(&str, &[u64])]]); 7] = [
+const ALL: [(&str, &[Ints], &[Shapes]); 7] = [
     ("deepseek2", &[MLA, RANK], &[SPLIT, RANKED]),
     ("deepseek32", &[MLA, RANK, TOP_K], &[SPLIT, RANKED]),
     ("glm-dsa", &[MLA, RANK, TOP_K], &[SPLIT, RANKED]),

@@ -46,6 +46,9 @@ impl Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let [own, whole] = &self.types;
+        if self.beyond == 0 && self.largest == 0.0 {
+            return write!(f, "{} ({own}) is used; {LEGACY} ({whole}) holds the same values", self.tensor);
+        }
         write!(
             f,
             "{} ({own}) is used; {LEGACY} ({whole}) holds the same weight {:.1e} of the largest value away at most, rms {:.1e} of its rms: ",

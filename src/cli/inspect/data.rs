@@ -82,12 +82,14 @@ fn compared(survey: &Survey, layers: usize) -> String {
     let most = |f: &dyn Fn(&survey::odd::Threshold) -> Option<f64>| {
         survey.thresholds.iter().filter_map(f).fold(None, |a: Option<f64>, b| Some(a.map_or(b, |a| a.max(b))))
     };
-    let heads = most(&|t| t.heads).map(|f| format!("a head is odd from a factor of {f:.2} on at the latest"));
-    let layer = most(&|t| t.layers).map(|f| format!("a layer from {f:.2} on"));
+    let from = |what: &str, f: f64| format!("{what} from a factor of {f:.2}");
+    let (heads, layer) = (most(&|t| t.heads), most(&|t| t.layers));
     match (heads, layer) {
-        (Some(h), Some(l)) => format!("{h}, {l} (docs/inspect.md)"),
-        (Some(h), None) => format!("{h}; {} are too few to compare", plural(layers, "layer")),
-        (None, Some(l)) => format!("{l}; heads were not compared"),
+        (Some(h), Some(l)) => format!("odd: {}, {} (docs/inspect.md)", from("heads", h), from("layers", l)),
+        (Some(h), None) => {
+            format!("odd: {}; {} are too few to compare", from("heads", h), plural(layers, "layer"))
+        }
+        (None, Some(l)) => format!("odd: {}; heads were not compared", from("layers", l)),
         (None, None) => "too few heads and layers to compare".into(),
     }
 }
