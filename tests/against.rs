@@ -45,6 +45,36 @@ fn named(report: &Report, tensors: &[&str], wanted: &str) {
     assert_eq!(report.exit(), 1);
 }
 
+/// Types without steps: NVFP4's tensor scale lost, inverted, or only near.
+#[test]
+fn another_size_of_a_codebook_type_is_found() {
+    use mla_check::against::allowed::{Allowed, allowed};
+    use mla_check::against::fit::fit;
+    use mla_reference::product::Dense;
+    let x: Vec<f64> =
+        (0..8 * 512u32).map(|i| f64::from(i.wrapping_mul(2_654_435_761) >> 8) / 8_388_608.0 - 1.0).collect();
+    // Ternary, by the largest value of 256, as TQ1_0's quantiser does; and any codebook's values at other sizes.
+    let ternary = |x: &[f64]| -> Vec<f64> {
+        x.chunks(256)
+            .flat_map(|c| {
+                let d = c.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+                c.iter().map(move |v| d * (v / d).round())
+            })
+            .collect()
+    };
+    let of = |y: &[f64]| {
+        fit(&Dense { data: y, cols: 512 }, &Dense { data: &x, cols: 512 }, allowed(GgmlType::TQ1_0), true, 1)
+    };
+    assert_eq!(allowed(GgmlType::NVFP4), Allowed::Nearer(256));
+    assert!(of(&ternary(&x)).fits(), "{:?}", of(&ternary(&x)));
+    for (by, fits) in [(1.0, true), (1.2, true), (1.0 / 1.2, true), (2.0, false), (0.5, false), (1e-3, false), (0.0, false)]
+    {
+        let y: Vec<f64> = x.iter().map(|v| v * by).collect();
+        let found = of(&y);
+        assert_eq!((found.fits(), found.other_size), (fits, !fits), "{by}: {found:?}");
+    }
+}
+
 #[test]
 fn a_right_file_fits() {
     let report = compare(&fixture(MIXED), &fixture(BF16));

@@ -28,7 +28,11 @@ what is allowed (Q8_0 0.65, Q6_K 0.68, Q4_K 0.42, Q3_K 0.68, Q2_K 0.53); with lo
 ones) at most 0.14 % of the blocks are odd, 2.2 times beyond at most.
 
 Types below that (codebooks of a few bits, ternary, NVFP4 whose small scales are subnormal) have no such step: a block of 256 must
-be nearer to the original than zero is. Plain types hold the original's value rounded: F32, F16 and BF16 of a plain original
+be nearer to the original than zero is. That a whole tensor has the wrong size would pass there, so its size is asked for too: a
+scale that makes the squared error least has ⟨x, y⟩ = ⟨y, y⟩, x the original, y the tensor. Weighted errors and scales in few bits
+move the quotient by some percent, TQ1_0 and TQ2_0, whose scale is the largest value, to 0.66 on Gaussian values (y is 0 below half
+of 2.8 σ, the largest of 256; E|x| above is 1.85 σ); a lost or inverted tensor scale by powers of ten. [`SIZES`] is what passes.
+Plain types hold the original's value rounded: F32, F16 and BF16 of a plain original
 bit for bit; of FP8 or NVFP4, which converters decode in float32 first, within the last digit.
 */
 
@@ -55,6 +59,8 @@ pub enum Allowed {
     Nearer(usize),
 }
 
+/// ⟨x, y⟩ / ⟨y, y⟩ of tensors without steps.
+pub const SIZES: std::ops::RangeInclusive<f64> = 0.55..=1.8;
 /// Steps that an element may be off by.
 pub const ELEMENT: f64 = 2.0;
 /// Steps that the root mean square of a group may be.

@@ -5,7 +5,7 @@ Nothing stands whole in memory; sums are taken row by row and added in the order
 of threads.
 */
 
-use super::allowed::{Allowed, ELEMENT, FAR, GROUP, ODD};
+use super::allowed::{Allowed, ELEMENT, FAR, GROUP, ODD, SIZES};
 use mla_numeric::DType;
 use mla_reference::product::Rows;
 use rayon::prelude::*;
@@ -52,6 +52,8 @@ pub struct Fit {
     pub correlation: f64,
     /// The factor that takes the original nearest to the tensor.
     pub factor: f64,
+    /// Whether a tensor without steps is not of the original's size.
+    pub other_size: bool,
     /// Values that are not finite, in either.
     pub not_finite: usize,
 }
@@ -59,7 +61,10 @@ pub struct Fit {
 impl Fit {
     /// Whether every block is within what its type allows.
     pub fn fits(&self) -> bool {
-        self.beyond == 0 && self.not_finite == 0 && self.odd as f64 <= ODD * self.blocks as f64
+        self.beyond == 0
+            && self.not_finite == 0
+            && !self.other_size
+            && self.odd as f64 <= ODD * self.blocks as f64
     }
     /// Blocks beyond what their type allows by however much.
     pub fn off(&self) -> usize {
@@ -122,6 +127,9 @@ pub fn fit(y: &dyn Rows, x: &dyn Rows, rule: Allowed, plain: bool, every: usize)
     out.relative = over(sum.dd, sum.xx).sqrt();
     out.correlation = over(sum.xy, (sum.xx * sum.yy).sqrt());
     out.factor = over(sum.xy, sum.xx);
+    // Zeros are as far from the original as zero: they would pass as "nearer".
+    let sized = sum.yy > 0.0 && SIZES.contains(&(sum.xy / sum.yy));
+    out.other_size = matches!(rule, Allowed::Nearer(_)) && sum.xx > 0.0 && !sized;
     out
 }
 

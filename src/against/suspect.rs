@@ -57,13 +57,13 @@ pub fn cause(p: &Pair, g: &Geometry, first: &Fit, others: Others) -> String {
             return false;
         }
         let all = fit(p.y, x, p.rule, p.plain, 1);
-        all.off() * 10 <= first.off()
+        all.off() * 10 <= first.off() && !all.other_size
     };
     if first.not_finite > 0 {
         return format!("{} values are not finite", first.not_finite);
     }
     // A few blocks are damage, not another arrangement.
-    if (first.off() as f64) < FEW * first.blocks as f64 {
+    if !first.other_size && (first.off() as f64) < FEW * first.blocks as f64 {
         return String::new();
     }
     for (what, x) in arranged(p, g) {
