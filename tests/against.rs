@@ -67,7 +67,8 @@ fn another_size_of_a_codebook_type_is_found() {
     };
     assert_eq!(allowed(GgmlType::NVFP4), Allowed::Nearer(256));
     assert!(of(&ternary(&x)).fits(), "{:?}", of(&ternary(&x)));
-    for (by, fits) in [(1.0, true), (1.2, true), (1.0 / 1.2, true), (2.0, false), (0.5, false), (1e-3, false), (0.0, false)]
+    for (by, fits) in
+        [(1.0, true), (1.2, true), (1.0 / 1.2, true), (2.0, false), (0.5, false), (1e-3, false), (0.0, false)]
     {
         let y: Vec<f64> = x.iter().map(|v| v * by).collect();
         let found = of(&y);
