@@ -3,10 +3,13 @@
 
 extern crate self as mla_check;
 
+#[path = "../src/checkpoint/mod.rs"]
+pub mod checkpoint;
 #[path = "../src/gguf/mod.rs"]
 #[allow(unused_imports)]
 pub mod gguf;
 #[path = "../src/model/mod.rs"]
+#[allow(unused_imports)]
 pub mod model;
 #[path = "../src/survey/mod.rs"]
 pub mod survey;
