@@ -3,7 +3,7 @@ Statistics of the stored values of a model's tensors: what `inspect --data` look
 
 A [`Subject`] is a named matrix whose values can be decoded a part at a time, whatever file it comes from; [`survey`]
 reads each of them once ([`mod@scan`]), chunk by chunk on all threads, copies no weight, and gives the same numbers on
-any number of threads. What stands out over the model is [`odd`]; what is wrong is said in [`findings`].
+any number of threads. What stands out over the model is [`mod@odd`]; what is wrong is said in [`findings()`].
 */
 
 pub mod findings;
