@@ -428,7 +428,7 @@ fn configurations_come_to_the_numbers_of_their_gguf_files() {
     };
     let theta = |t: f64| format!(r#"{{"rope_type": "default", "rope_theta": {t}}}"#);
     let rows = [
-        ("dsv3.Q4_K_M-00001-of-00003", "deepseek_v3", "1e-6", yarn(40.0, 4096, "")),
+        ("dsv3.Q4_K_M", "deepseek_v3", "1e-6", yarn(40.0, 4096, "")),
         ("dsv32dims.Q4_K_M", "deepseek_v32", "1e-6", yarn(40.0, 4096, "")),
         ("glm5dims.Q4_K_M", "glm_moe_dsa", "1e-5", theta(1e6)),
         ("mistral4dims.Q4_K_M", "mistral4", "1e-6", yarn(128.0, 8192, r#", "llama_4_scaling_beta": 0.1"#)),
