@@ -223,3 +223,21 @@ fn no_orphans() {
     found.retain(|n| n.ends_with(".snap"));
     assert_eq!(found, expected);
 }
+
+/// The length of the session decides between two sets of rope factors, so it is part of what a snapshot is of.
+#[test]
+fn the_length_of_the_session_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("architectures/minicpm3dims.Q4_K_M.gguf");
+    let args = ["--form", "fused", "--regime", "random", "--batch", "0+2"];
+    for (more, wanted) in [
+        (&[][..], "convention  hf\n"),
+        (&["--n-ctx", "40000"], "convention  hf, a session of 40000 positions\n"),
+    ] {
+        let dir = folder.path().join(more.len().to_string());
+        run(&model, &dir, &[&args[..], more].concat(), Some(&[]));
+        let text =
+            std::fs::read_to_string(dir.join("minicpm3dims.Q4_K_M-layer0-fused-cpu.snap.new")).unwrap();
+        assert!(text.contains(wanted), "{text}");
+    }
+}

@@ -378,6 +378,7 @@ fn snapshots(
         architecture: report.model.architecture,
         convention: if args.convention == Convention::Auto { "hf" } else { args.convention.name() },
         norm_eps: args.norm_eps,
+        n_ctx: args.n_ctx,
         fault: report.deliberate_fault.clone(),
     };
     let mut all = Vec::new();

@@ -34,6 +34,8 @@ pub struct Head {
     pub convention: &'static str,
     /// eps of the q_a and kv_a norms, where it was given.
     pub norm_eps: Option<f64>,
+    /// Positions of the session, where they were given.
+    pub n_ctx: Option<u64>,
     /// The fault that was planted, if one was.
     pub fault: Option<String>,
 }
@@ -81,7 +83,8 @@ pub fn text(head: &Head, layer: &LayerReport, form: Form) -> String {
         c.seed, c.page_size, c.splits, c.hidden
     );
     let eps = head.norm_eps.map_or(String::new(), |e| format!(", eps {e:e}"));
-    let _ = writeln!(out, "convention  {}{eps}", head.convention);
+    let n_ctx = head.n_ctx.map_or(String::new(), |n| format!(", a session of {n} positions"));
+    let _ = writeln!(out, "convention  {}{eps}{n_ctx}", head.convention);
     for s in &layer.scalars {
         let _ = writeln!(
             out,
