@@ -263,18 +263,7 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], a
             beta_slow: y.beta_slow,
             log_multiplier: y.log_multiplier,
         }),
-        conventions: Convention::ALL
-            .map(|c| {
-                let s = model.spec(&Reading { n_ctx: args.n_ctx, ..Reading::of(c) });
-                ConventionReport {
-                    name: c.name(),
-                    eps_attn: s.eps_attn,
-                    eps_latent: s.eps_latent,
-                    scale: s.scale,
-                    rope_magnitude: s.rope.magnitude,
-                }
-            })
-            .into(),
+        conventions: conventions(model, args.n_ctx),
         top_k: model.top_k,
         context_length: model.context_length,
         attention_types,
@@ -285,6 +274,21 @@ fn report(model: &Model, gguf: &Gguf, mla_layers: Vec<usize>, shown: &[usize], a
         findings,
         not_looked_at: NOT_LOOKED_AT,
     }
+}
+
+/// What each convention makes of a model in a session of `n_ctx` positions.
+fn conventions(model: &Model, n_ctx: Option<u64>) -> Vec<ConventionReport> {
+    let report = |c: Convention| {
+        let s = model.spec(&Reading { n_ctx, ..Reading::of(c) });
+        ConventionReport {
+            name: c.name(),
+            eps_attn: s.eps_attn,
+            eps_latent: s.eps_latent,
+            scale: s.scale,
+            rope_magnitude: s.rope.magnitude,
+        }
+    };
+    Convention::ALL.map(report).into()
 }
 
 /// What is wrong or odd, by the headers, and by the weights of the layers that hold one twice.

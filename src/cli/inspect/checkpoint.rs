@@ -3,12 +3,12 @@ with `--data` from its values. */
 
 use super::super::out::{Failure, Output};
 use super::super::text::{escape, short, size, wrap};
-use super::text::{paint, plural};
-use super::{InspectArgs, data};
+use super::text::{findings, paint, plural};
+use super::{ConventionReport, InspectArgs, conventions, data};
 use crate::checkpoint::Checkpoint;
 use crate::judge::Verdict;
 use crate::model::lint::{Finding, Severity, lint};
-use crate::model::{Convention, Model, Names, Reading, list};
+use crate::model::{Model, Names, list};
 use crate::survey::Survey;
 use anstyle::AnsiColor;
 use mla_reference::{Geometry, Weight};
@@ -49,15 +49,6 @@ struct Report {
 struct FileReport {
     path: String,
     bytes: u64,
-}
-
-#[derive(Serialize)]
-struct ConventionReport {
-    name: &'static str,
-    eps_attn: f64,
-    eps_latent: f64,
-    scale: f64,
-    rope_magnitude: f64,
 }
 
 #[derive(Serialize)]
@@ -162,18 +153,7 @@ fn report(
         mtp_layers: mla_layers.iter().copied().filter(|n| mtp.contains(n)).collect(),
         mla_layers,
         prefix: names.prefix.clone(),
-        conventions: Convention::ALL
-            .map(|convention| {
-                let s = model.spec(&Reading { convention, ..Reading::default() });
-                ConventionReport {
-                    name: convention.name(),
-                    eps_attn: s.eps_attn,
-                    eps_latent: s.eps_latent,
-                    scale: s.scale,
-                    rope_magnitude: s.rope.magnitude,
-                }
-            })
-            .into(),
+        conventions: conventions(model, args.n_ctx),
         top_k: model.top_k,
         context_length: model.context_length,
         formats,
@@ -282,18 +262,5 @@ fn text(r: &Report, width: usize) -> String {
             out.push('\n');
         }
     }
-    if !r.findings.is_empty() {
-        out += "\nfindings\n";
-    }
-    for f in &r.findings {
-        let (colour, name) = match f.severity {
-            Severity::Defect => (AnsiColor::Red, "defect"),
-            Severity::Warning => (AnsiColor::Yellow, "warning"),
-            Severity::Note => (AnsiColor::Cyan, "note"),
-        };
-        let text = wrap(&format!("  {name:<8} {} ({})", escape(&f.what), escape(&f.place)), width, 11);
-        out += &text.replacen(name, &paint(colour, name), 1);
-        out.push('\n');
-    }
-    out
+    out + &findings(&r.findings, width)
 }

@@ -2,7 +2,7 @@
 
 use super::super::text::{escape, short, size, wrap};
 use super::{Report, TensorReport, WeightReport, count, data};
-use crate::model::lint::Severity;
+use crate::model::lint::{Finding, Severity};
 use crate::model::list;
 use anstyle::{AnsiColor, Style};
 
@@ -114,10 +114,17 @@ pub(super) fn text(r: &Report, width: usize) -> String {
         out += "\nall tensors: name, type, dims (fastest first), part @ offset\n";
         tensors.iter().for_each(|t| tensor(&mut out, "", t, width));
     }
-    if !r.findings.is_empty() {
+    out += &findings(&r.findings, width);
+    out + "\n" + &wrap(&format!("not looked at: {}", r.not_looked_at), width, 2) + "\n"
+}
+
+/// The findings, a paragraph each; nothing where there are none.
+pub(super) fn findings(all: &[Finding], width: usize) -> String {
+    let mut out = String::new();
+    if !all.is_empty() {
         out += "\nfindings\n";
     }
-    for f in &r.findings {
+    for f in all {
         let (colour, name) = match f.severity {
             Severity::Defect => (AnsiColor::Red, "defect"),
             Severity::Warning => (AnsiColor::Yellow, "warning"),
@@ -127,7 +134,7 @@ pub(super) fn text(r: &Report, width: usize) -> String {
         out += &text.replacen(name, &paint(colour, name), 1);
         out.push('\n');
     }
-    out + "\n" + &wrap(&format!("not looked at: {}", r.not_looked_at), width, 2) + "\n"
+    out
 }
 
 fn weight(out: &mut String, w: &WeightReport, width: usize) {
