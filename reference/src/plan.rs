@@ -87,6 +87,8 @@ pub struct Plan {
     pub pages: usize,
     /// Splits of the keys in decode.
     pub splits: usize,
+    /// Ranks of tensor parallelism whose tensors are put together; 1: none. Each holds an equal run of the heads.
+    pub ranks: usize,
 }
 
 /// What a row of a tensor is, in words that a user knows.
@@ -100,6 +102,8 @@ pub struct RowName {
     pub index: usize,
     /// Split of the keys.
     pub split: Option<usize>,
+    /// Rank, where there are several and the row is one's own.
+    pub rank: Option<usize>,
 }
 
 impl Plan {
@@ -144,6 +148,7 @@ impl Plan {
             Stage::Cache => self.pages * self.page_size,
             Stage::K | Stage::V => self.sequences.iter().map(Sequence::keys).sum(),
             Stage::PartO | Stage::PartLse => self.splits * self.decode_rows(),
+            Stage::PartOut => self.ranks * self.rows(Stage::Out),
             Stage::OLatent | Stage::Lse | Stage::AttnOut | Stage::Out => {
                 self.sequences.iter().map(|s| s.tokens.len()).sum()
             }
@@ -151,9 +156,18 @@ impl Plan {
         }
     }
 
-    /// Whether the stage exists in this plan: parts need splits and decode steps.
+    /// Whether the stage exists in this plan: parts of the keys need splits and decode steps, parts of `out` ranks.
     pub fn has(&self, stage: Stage) -> bool {
-        !matches!(stage, Stage::PartO | Stage::PartLse) || (self.splits > 1 && self.decode_rows() > 0)
+        match stage {
+            Stage::PartO | Stage::PartLse => self.splits > 1 && self.decode_rows() > 0,
+            Stage::PartOut => self.ranks > 1,
+            _ => true,
+        }
+    }
+
+    /// Whether rows of the stage are put together from parts: of the keys, or of ranks.
+    pub fn joins(&self, stage: Stage) -> bool {
+        self.has(if stage == Stage::Out { Stage::PartOut } else { Stage::PartO })
     }
 
     /// Lengths of the axes of a stage in this plan.
@@ -171,6 +185,10 @@ impl Plan {
                     rows /= self.splits.max(1);
                     self.splits
                 }
+                Axis::Rank => {
+                    rows /= self.ranks.max(1);
+                    self.ranks
+                }
                 other => other.len(g).unwrap_or(rows),
             })
             .collect()
@@ -183,10 +201,11 @@ impl Plan {
             request: Some(s.request),
             index,
             split: None,
+            rank: None,
         };
         match stage {
             Stage::Cache => {
-                let none = RowName { sequence: None, request: None, index: 0, split: None };
+                let none = RowName { sequence: None, request: None, index: 0, split: None, rank: None };
                 let mut all = vec![none; self.rows(stage)];
                 for (i, s) in self.sequences.iter().enumerate() {
                     for (position, &slot) in s.slots.iter().enumerate() {
@@ -205,6 +224,11 @@ impl Plan {
                         .map(move |(i, s, _)| RowName { split: Some(split), ..of(i, s, 0) })
                 })
                 .collect(),
+            Stage::PartOut => {
+                let one = self.names(Stage::Out);
+                let of = |rank| one.iter().map(move |n| RowName { rank: Some(rank), ..*n });
+                (0..self.ranks).flat_map(of).collect()
+            }
             Stage::OLatent | Stage::Lse | Stage::AttnOut | Stage::Out => {
                 self.attention_rows().flat_map(|(i, s, r)| (0..r.len()).map(move |j| of(i, s, j))).collect()
             }
@@ -220,6 +244,7 @@ impl Plan {
                             request: Some(self.token_request[t]),
                             index: t - start,
                             split: None,
+                            rank: None,
                         }
                     })
                     .collect()

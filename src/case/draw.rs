@@ -174,7 +174,7 @@ impl Draw<'_> {
             seq.slots =
                 (0..keys).map(|p| own[p / self.page_size] * self.page_size + p % self.page_size).collect();
         }
-        Plan { positions, token_request, sequences, page_size: self.page_size, pages, splits: self.splits }
+        Plan { positions, token_request, sequences, page_size: self.page_size, pages, splits: self.splits, ranks: 1 }
     }
 
     fn draw_hidden(&self, tokens: usize) -> Array2<f64> {

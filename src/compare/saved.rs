@@ -37,10 +37,16 @@ struct Manifest {
     page_size: usize,
     pages: usize,
     splits: usize,
+    #[serde(default = "one")]
+    ranks: usize,
     sequences: Vec<SequenceEntry>,
     scalars: Vec<(String, f64)>,
     contract: Contract,
     tensors: Vec<Entry>,
+}
+
+fn one() -> usize {
+    1
 }
 
 #[derive(Deserialize)]
@@ -143,6 +149,9 @@ impl Saved {
         let g = &spec.geometry;
         let differ = scalars(m.scalars.iter().cloned(), &spec, "scalars of the manifest")?;
         let mut case = self.case()?;
+        if !g.heads.is_multiple_of(m.ranks) {
+            return Err(self.bad(format!("{} ranks can't share {} heads", m.ranks, g.heads)));
+        }
         let engine: Vec<&Entry> = m.tensors.iter().filter(|e| e.side == "engine").collect();
         if engine.is_empty() {
             return Err(self.bad("the folder holds no tensors of an engine"));
@@ -211,6 +220,7 @@ impl Saved {
         if m.positions.len() != tokens
             || m.page_size == 0
             || !(1..=1024).contains(&m.splits)
+            || !(1..=1024).contains(&m.ranks)
             || m.sequences.is_empty()
             || !m.sequences.iter().all(fits)
         {
@@ -244,6 +254,7 @@ impl Saved {
                 page_size: m.page_size,
                 pages: m.pages,
                 splits: m.splits,
+                ranks: m.ranks,
             },
             given: Given::default(),
             notes: Vec::new(),

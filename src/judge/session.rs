@@ -311,7 +311,7 @@ impl<'a> Session<'a> {
             unit::accuse(&mut self.units, id, what);
         }
         self.units.iter_mut().for_each(unit::name_chained);
-        unit::mark_after_fault(&mut self.units, g, self.case.plan.splits > 1);
+        unit::mark_after_fault(&mut self.units, g, &self.case.plan);
         let origin = |u: &Unit| unit::origins(std::slice::from_ref(u)).next().is_some();
         self.units.iter_mut().filter(|u| !origin(u)).for_each(|u| u.residual = Vec::new());
         (self.units, self.odd)

@@ -132,6 +132,7 @@ impl Common {
                 page_size: self.page_size,
                 pages,
                 splits: self.splits,
+                ranks: 1,
             },
             given: Given { hidden, context },
             notes: Vec::new(),

@@ -153,6 +153,7 @@ fn weighed(
         page_size: 1,
         pages: rows.len(),
         splits: 1,
+        ranks: 1,
     };
     let tokens: Vec<usize> = rows.iter().map(|s| s.token).collect();
     let own: Vec<usize> = rows.iter().map(|s| s.row).collect();

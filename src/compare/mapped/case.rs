@@ -62,7 +62,7 @@ impl Reader<'_> {
         Ok(Case {
             batch,
             regimes: vec![Regime::Random],
-            plan: Plan { positions, token_request, sequences, page_size: page, pages, splits: 1 },
+            plan: Plan { positions, token_request, sequences, page_size: page, pages, splits: 1, ranks: 1 },
             given: Given::default(),
             notes: Vec::new(),
         })
