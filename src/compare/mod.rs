@@ -10,7 +10,6 @@ judge, report.
 pub mod arrange;
 pub mod bare;
 pub mod beside;
-pub mod heads;
 pub mod hook;
 pub mod map;
 pub mod mapped;
@@ -23,6 +22,7 @@ use crate::check::{CheckError, Neighbours, other_conventions};
 use crate::engine::{Description, Sink};
 use crate::judge::cause::weight::OtherLayers;
 use crate::judge::{Ask, Budget, ScalarDifference, Session, Settings, Unit, Verdict, Which, overall, starts};
+use crate::parallel::heads;
 use crate::model::{Layer, Layout, Model, Reading, Stored};
 use crate::report::{CaseReport, Judgement, LayerReport};
 use crate::trace::{Tensor, TensorId};

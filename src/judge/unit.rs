@@ -317,8 +317,8 @@ impl Unit {
     /// Finds out what a unit is that was read from a report. False where its name is none of a stage or weight.
     #[must_use]
     pub fn place(&mut self) -> bool {
-        // `attn_out@caller`: the output where it is read.
-        let name = self.tensor.strip_suffix("@caller").unwrap_or(self.tensor);
+        // `attn_out@caller`: the output where it is read; `kv_a@rank 3`: of ranks that hold something else than the others.
+        let name = self.tensor.split('@').next().unwrap_or(self.tensor);
         let stage = |form| Stage::from_name(name).map(|stage| Which::Tensor(TensorId { stage, form }));
         let which = Weight::from_name(name).map(Which::Weight).or_else(|| stage(self.form));
         self.which = which.unwrap_or(self.which);
