@@ -14,6 +14,7 @@ use crate::engine::cpu::CpuEngine;
 use crate::engine::kernels::KernelEngine;
 use crate::engine::kernels::library::Library;
 use crate::engine::reference::ReferenceEngine;
+use crate::engine::stack::{QkvA, StackReport};
 use crate::engine::{Engine, EngineError};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
 use crate::judge::cause::weight::OtherLayers;
@@ -96,6 +97,8 @@ pub struct Options {
     pub page_size: usize,
     /// Splits of the keys in decode; None: by length.
     pub splits: Option<usize>,
+    /// Whether q_a and kv_a are one product; see [`Options::stacked`].
+    pub qkv_a: QkvA,
     /// Accumulator of the CPU engine.
     pub accumulate: AccumulateKind,
     /// Kernel files instead of the program's own, for engines that run kernels.
@@ -139,6 +142,7 @@ impl Default for Options {
             seed: 0,
             page_size: 64,
             splits: None,
+            qkv_a: QkvA::Split,
             accumulate: AccumulateKind::Rn,
             kernels: None,
             gpu: 0,
@@ -163,6 +167,22 @@ impl Options {
     pub fn splits(&self) -> usize {
         self.splits.unwrap_or_else(|| automatic_splits(&self.batch))
     }
+
+    /// How q_a and kv_a are computed: stacked where it was asked for, and where a deliberate fault is one of stacks.
+    pub fn stacked(&self) -> QkvA {
+        match &self.fault {
+            Some(f) if f.stacks() => QkvA::Stacked,
+            _ => self.qkv_a,
+        }
+    }
+
+    /// What asks for a stack.
+    fn stacked_by(&self) -> String {
+        match &self.fault {
+            Some(f) if f.stacks() => format!("--fault {}", f.text),
+            _ => "--qkv-a stacked".into(),
+        }
+    }
 }
 
 /// Why a layer could not be checked.
@@ -179,6 +199,10 @@ pub enum CheckError {
     Contract(#[from] ChoiceError),
     #[error(transparent)]
     Engine(#[from] EngineError),
+    #[error(
+        "layer {layer} projects queries at once (q_rank is 0): there is no q_a to stack with kv_a\n  where: {what}\n  do: pass --qkv-a split, or a layer with attn_q_a"
+    )]
+    Unstackable { layer: usize, what: String },
     #[error("{0}")]
     Save(String),
 }
@@ -205,6 +229,13 @@ pub fn layer_with(
     let stored = model.weights(index)?;
     let spec = model.spec(&options.reading);
     let layer = Layer { index, spec: spec.clone(), weights: &stored };
+    let stacks = match options.stacked() {
+        QkvA::Split => Vec::new(),
+        QkvA::Stacked => {
+            let stack = StackReport::qkv_a(&spec.geometry, &stored.stored);
+            vec![stack.ok_or_else(|| CheckError::Unstackable { layer: index, what: options.stacked_by() })?]
+        }
+    };
     progress("drawing the case");
     let case = draw(&layer, options)?;
     let contract = engine.contract();
@@ -223,6 +254,7 @@ pub fn layer_with(
         judged: (judged != contract)
             .then(|| Judgement { by: options.contract.to_string(), contract: judged }),
         weights: stored.stored.clone(),
+        stacks,
         layout: stored.layout,
         case: case_report(&case, options),
         budget: options.budget,
@@ -330,6 +362,7 @@ pub fn engine(options: &Options) -> Result<Box<dyn Engine>, EngineError> {
         EngineKind::Reference => Box::new(ReferenceEngine),
         EngineKind::Cpu => {
             let mut e = CpuEngine::new(options.dtype, options.splits());
+            e.qkv_a = options.stacked();
             if options.accumulate == AccumulateKind::Mma && options.dtype != DType::F32 {
                 e.accumulate = Accumulate::Mma { k: 16, bits: 25 };
             }
@@ -359,7 +392,8 @@ fn kernels<D: Device + 'static>(
     device: D,
     options: &Options,
 ) -> Result<Box<dyn Engine>, EngineError> {
-    let engine = KernelEngine::new(name, device, library(options)?, options.splits(), &options.forms)?;
+    let mut engine = KernelEngine::new(name, device, library(options)?, options.splits(), &options.forms)?;
+    engine.qkv_a = options.stacked();
     let computes = engine.contract().activations;
     if computes != options.dtype {
         return Err(EngineError::Input(format!(

@@ -7,6 +7,7 @@ use crate::case::{Batch, DEFAULT_BATCH};
 use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options, not_judged};
 use crate::contracts::ContractChoice;
 use crate::device::cuda::Installed;
+use crate::engine::stack::QkvA;
 use crate::engine::{EngineError, SinkError};
 use crate::fault::{Fault, NAMES};
 use crate::harness::gate;
@@ -68,6 +69,9 @@ pub struct RunArgs {
     /// Splits of the keys in decode: a number or `auto`
     #[arg(long, default_value = "auto", value_parser = splits)]
     splits: SplitsArg,
+    /// How engines compute q_a and kv_a (docs/stacked.md)
+    #[arg(long, value_enum, default_value_t = QkvA::Split)]
+    qkv_a: QkvA,
     /// Accumulator that engine cpu emulates
     #[arg(long, value_enum, default_value_t = AccumulateKind::Rn)]
     accumulate: AccumulateKind,
@@ -565,6 +569,11 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
             "engine reference is compared with nothing\n  where: {flag}\n  do: use --engine cpu, or leave {flag} out"
         )));
     }
+    if args.qkv_a == QkvA::Stacked && engine == EngineKind::Reference {
+        return Err(Failure::Input(
+            "engine reference computes each projection by itself\n  where: --qkv-a stacked\n  do: use --engine cpu, or leave --qkv-a out".into(),
+        ));
+    }
     let contract = ContractChoice::read(&args.contract).map_err(Failure::input)?;
     if engine == EngineKind::Reference && !matches!(contract, ContractChoice::Declared) {
         return Err(Failure::Input(
@@ -587,6 +596,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
             SplitsArg::Auto => None,
             SplitsArg::Number(n) => Some(n),
         },
+        qkv_a: args.qkv_a,
         accumulate: args.accumulate,
         kernels: args.kernels.clone(),
         gpu: args.gpu,

@@ -268,6 +268,7 @@ fn judged(
         },
         judged: capture.chosen.clone().map(|by| Judgement { by, contract }),
         weights,
+        stacks: Vec::new(),
         layout,
         case: case_report(&capture),
         budget: options.budget,

@@ -8,6 +8,7 @@ stay what they were: the judge has to find the rest. Reports of such runs say DE
 
 mod apply;
 mod parse;
+mod stack;
 
 pub use apply::{Alter, FaultyWeights};
 pub use parse::{FaultError, NAMES};
@@ -51,6 +52,10 @@ pub enum Kind {
     PhantomOutput,
     /// The last row of a tensor is never written.
     SkippedRow,
+    /// The stack of q_a and kv_a is laid in the order in which a GGUF file stores them, and read by the declared slots.
+    SlotsPermuted,
+    /// The stack of q_a and kv_a is cut in two equal chunks: kv_a is read from its middle on, beginning anew at its end.
+    EqualChunks,
 }
 
 /// A deliberate fault.
@@ -107,6 +112,11 @@ impl Fault {
             _ => {}
         }
         seams
+    }
+
+    /// Whether it is a fault of the stack of q_a and kv_a, so that there must be one.
+    pub fn stacks(&self) -> bool {
+        matches!(self.kind, Kind::SlotsPermuted | Kind::EqualChunks)
     }
 
     /// Whether only an engine with seams can carry the fault out.

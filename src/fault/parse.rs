@@ -18,11 +18,12 @@ pub const NAMES: &[(&str, &str)] = &[
     ("no-rescale", "no rescaling when the running maximum grows"),
     ("phantom-output", "o_proj reads another buffer than attention wrote"),
     ("skipped-row[@TENSOR]", "the last row of TENSOR (default attn_out) is never written"),
+    ("slots-permuted", "a stacked qkv_a laid as kv_a, q_a (a file's order) and read as q_a, kv_a; implies --qkv-a stacked"),
+    ("equal-chunks", "a stacked qkv_a cut in equal chunks: kv_a read from its middle on; implies --qkv-a stacked"),
 ];
 
 /// Names that DESIGN knows and this version can't do yet, with what they wait for.
-const LATER: &[(&str, &str)] =
-    &[("slots-permuted", "stacked projections"), ("shard-zero", "tensor parallelism")];
+const LATER: &[(&str, &str)] = &[("shard-zero", "tensor parallelism")];
 
 /// Why a fault can't be made.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -100,9 +101,17 @@ impl Fault {
         if let Some((_, what)) = LATER.iter().find(|(n, _)| *n == name) {
             return Err(FaultError::Later(name.to_string(), what));
         }
-        let alone =
-            ["softmax-scale", "drop-token", "foreign-page", "merge-base", "no-rescale", "phantom-output"]
-                .contains(&name);
+        let alone = [
+            "softmax-scale",
+            "drop-token",
+            "foreign-page",
+            "merge-base",
+            "no-rescale",
+            "phantom-output",
+            "slots-permuted",
+            "equal-chunks",
+        ]
+        .contains(&name);
         if alone && tensor.is_some() {
             return Err(bad(format!("{name} takes no tensor")));
         }
@@ -129,6 +138,8 @@ impl Fault {
             "no-rescale" => (Kind::NoRescale, None),
             "phantom-output" => (Kind::PhantomOutput, Some(Stage::AttnOut)),
             "skipped-row" => (Kind::SkippedRow, attention),
+            "slots-permuted" => (Kind::SlotsPermuted, None),
+            "equal-chunks" => (Kind::EqualChunks, None),
             _ => return Err(FaultError::Unknown(text.to_string())),
         };
         if matches!(fault.kind, Kind::RopeOffset(_)) && !matches!(fault.stage, Some(Stage::Q | Stage::KPe)) {
@@ -153,6 +164,8 @@ mod tests {
         assert_eq!(p("swap-heads=0,3").kind, Kind::SwapHeads(0, 3));
         assert_eq!(p("drop-token=5").kind, Kind::DropToken(5));
         assert_eq!(p("foreign-page=2").kind, Kind::ForeignPage(2));
+        assert_eq!((p("slots-permuted").kind, p("slots-permuted").stacks()), (Kind::SlotsPermuted, true));
+        assert_eq!((p("equal-chunks").stacks(), p("merge-base").stacks()), (true, false));
         for w in Weight::ALL {
             assert_eq!(p(&format!("{w}-element")).kind, Kind::WeightElement(*w));
         }
@@ -178,6 +191,7 @@ mod tests {
             "softmax-scale=2@out",
             "eps=2@out",
             "k-element@v",
+            "slots-permuted@q_a",
             "shard-zero",
         ] {
             assert!(Fault::parse(t, 0).is_err(), "{t}");

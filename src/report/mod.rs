@@ -20,6 +20,7 @@ pub mod terminal;
 
 use crate::compare::beside::Pair;
 use crate::engine::Description;
+use crate::engine::stack::StackReport;
 use crate::judge::cumulative::Drift;
 use crate::judge::memory::Use;
 use crate::judge::watch::GateReport;
@@ -293,6 +294,9 @@ pub struct LayerReport {
     pub judged: Option<Judgement>,
     /// Which tensor of the file each weight is.
     pub weights: Vec<Stored>,
+    /// Weights that the engine stacks, by slots in the declared order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stacks: Vec<StackReport>,
     /// Layout of w_uk and w_uv.
     pub layout: Layout,
     /// The case.

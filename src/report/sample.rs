@@ -57,6 +57,7 @@ pub fn layer(index: usize) -> LayerReport {
         contract_text: "exact".into(),
         judged: None,
         weights: Vec::new(),
+        stacks: Vec::new(),
         layout: Layout::Split,
         case: CaseReport {
             batch: "0+3,20+1".into(),

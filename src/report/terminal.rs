@@ -184,6 +184,9 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
     }
     wrapped(out, "engine    ", &format!("{}; {}", l.engine.device, report.engine_choice), width);
     wrapped(out, "contract  ", &l.contract_text, width);
+    for s in &l.stacks {
+        wrapped(out, "stacked   ", &s.to_string(), width);
+    }
     if accused {
         contracts_found(out, l, width);
     }
