@@ -15,7 +15,7 @@ use crate::engine::kernels::KernelEngine;
 use crate::engine::kernels::library::Library;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::stack::{QkvA, StackReport};
-use crate::engine::{Engine, EngineError};
+use crate::engine::{Engine, EngineError, Sink};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
 use crate::judge::cause::weight::OtherLayers;
 use crate::judge::cumulative::{self, Drift, KeepAll};
@@ -26,6 +26,7 @@ use crate::judge::{
 };
 use crate::model::{Convention, Layer, Model, ModelError, Reading};
 use crate::nvrtc::Target;
+use crate::parallel::RanksError;
 use crate::probe::{self, Probe, Subject};
 use crate::reference_cache::ReferenceCache;
 use crate::report::{CacheReport, CaseReport, Judgement, LayerReport};
@@ -38,6 +39,8 @@ use ndarray::Array2;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+mod ranks;
 
 /// Which engine computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +102,8 @@ pub struct Options {
     pub splits: Option<usize>,
     /// Whether q_a and kv_a are one product; see [`Options::stacked`].
     pub qkv_a: QkvA,
+    /// Ranks of tensor parallelism, one after the other on one device; 1: none.
+    pub tp: usize,
     /// Accumulator of the CPU engine.
     pub accumulate: AccumulateKind,
     /// Kernel files instead of the program's own, for engines that run kernels.
@@ -143,6 +148,7 @@ impl Default for Options {
             page_size: 64,
             splits: None,
             qkv_a: QkvA::Split,
+            tp: 1,
             accumulate: AccumulateKind::Rn,
             kernels: None,
             gpu: 0,
@@ -203,6 +209,8 @@ pub enum CheckError {
         "layer {layer} projects queries at once (q_rank is 0): there is no q_a to stack with kv_a\n  where: {what}\n  do: pass --qkv-a split, or a layer with attn_q_a"
     )]
     Unstackable { layer: usize, what: String },
+    #[error(transparent)]
+    Ranks(#[from] RanksError),
     #[error("{0}")]
     Save(String),
 }
@@ -236,6 +244,7 @@ pub fn layer_with(
             vec![stack.ok_or_else(|| CheckError::Unstackable { layer: index, what: options.stacked_by() })?]
         }
     };
+    let ranks = ranks::of(&layer, &stored.stored, options)?;
     progress("drawing the case");
     let case = draw(&layer, options)?;
     let contract = engine.contract();
@@ -270,6 +279,7 @@ pub fn layer_with(
         reference: Vec::new(),
         odd,
         notes,
+        ranks: None,
         forms_agree: None,
         seconds: 0.0,
         command: None,
@@ -296,7 +306,15 @@ pub fn layer_with(
         };
         let recorder = saver.as_mut().map(|s| s as &mut dyn Recorder);
         let others = Neighbours { model, index };
-        let judged = judge(&layer, &case, options, settings, engine, recorder, Some(&others), progress)?;
+        let beside = Beside { settings, recorder, others: Some(&others) };
+        let judged = match ranks {
+            None => judge(&layer, &case, options, engine, beside, progress)?,
+            Some(ranks) => {
+                let (judged, of) = ranks::judge(ranks, &layer, &case, options, engine, beside, progress)?;
+                report.ranks = Some(of);
+                judged
+            }
+        };
         report.tensors = judged.units;
         report.odd.extend(judged.odd);
         (report.gates, report.cumulative) = (judged.gates, judged.cumulative);
@@ -304,7 +322,13 @@ pub fn layer_with(
         report.verdict = overall(&report.tensors);
         // Now it is known what compiled its kernels.
         report.engine = engine.describe();
-        probed(&layer, &case, options, engine, progress, &mut report)?;
+        let probe =
+            |layer: &Layer, report: &mut LayerReport| probed(layer, &case, options, engine, progress, report);
+        match ranks {
+            None => probe(&layer, &mut report)?,
+            // Of one rank, the last: its shards begin inside of the file's tensors.
+            Some(r) => ranks::with(r, r.of - 1, &layer, |own| probe(own, &mut report))?,
+        }
         if options.snapshot {
             progress("digests of the reference");
             let mut digests = Digests::default();
@@ -339,7 +363,7 @@ pub const FORMS_AGREE: f64 = 1e-12;
 
 /// The case that the options ask for.
 pub fn draw(layer: &Layer, options: &Options) -> Result<Case, HiddenError> {
-    Draw {
+    let mut case = Draw {
         batch: options.batch.clone(),
         regimes: options.regimes.clone(),
         seed: options.seed,
@@ -350,7 +374,9 @@ pub fn draw(layer: &Layer, options: &Options) -> Result<Case, HiddenError> {
         spec: &layer.spec,
         weights: layer.weights,
     }
-    .case()
+    .case()?;
+    case.plan.ranks = options.tp.max(1);
+    Ok(case)
 }
 
 /// The engine that the options ask for.
@@ -433,6 +459,7 @@ pub fn other_conventions(model: &Model, spec: &Spec) -> Vec<(String, Spec)> {
 }
 
 /// What a judgement gives.
+#[derive(Default)]
 pub struct Judged {
     /// Units in the order of judgement.
     pub units: Vec<Unit>,
@@ -471,38 +498,67 @@ impl OtherLayers for Neighbours<'_> {
     }
 }
 
-/// Runs an engine into the judge, with the options' deliberate fault if there is one. `others`: the model's other layers.
-#[allow(clippy::too_many_arguments)]
+/// What a judgement has beside the engine's tensors.
+#[derive(Default)]
+pub struct Beside<'a> {
+    /// What it may cost and try.
+    pub settings: Settings,
+    /// Where tensors are also written.
+    pub recorder: Option<&'a mut dyn Recorder>,
+    /// The model's other layers.
+    pub others: Option<&'a dyn OtherLayers>,
+}
+
+/// Runs an engine into the judge, with the options' deliberate fault if there is one.
 pub fn judge<'a>(
     layer: &'a Layer<'a>,
     case: &'a Case,
     options: &'a Options,
-    settings: Settings,
     engine: &dyn Engine,
-    recorder: Option<&'a mut dyn Recorder>,
-    others: Option<&'a dyn OtherLayers>,
+    beside: Beside<'a>,
     progress: &'a dyn Fn(&str),
 ) -> Result<Judged, CheckError> {
-    let declared = engine.contract();
-    let contract = options.contract.of(&declared)?;
-    let settings = Settings { declared: (contract != declared).then_some(declared), ..settings };
+    if let Some(fault) = options.fault.as_ref().filter(|f| f.needs_ranks()) {
+        return Err(FaultError::Nowhere(
+            "there are no ranks in this run".into(),
+            fault.text.clone(),
+            "pass --tp 2 or more".into(),
+        )
+        .into());
+    }
+    judge_fed(layer, case, options, &engine.contract(), beside, progress, &mut |sink| {
+        let Some(fault) = &options.fault else {
+            return Ok(engine.run(layer, case, &options.forms, sink)?);
+        };
+        let weights = FaultyWeights::new(fault, layer.weights)?;
+        let spec: Spec = fault.spec(&layer.spec);
+        let faulty = Layer { index: layer.index, spec, weights: &weights };
+        let mut alter = Alter::new(fault, engine.seams(), &layer.spec, &case.plan, sink)?;
+        engine.run(&faulty, case, &options.forms, &mut alter)?;
+        Ok(alter.finish()?)
+    })
+}
+
+/// Judges what `feed` hands over, of an engine with the contract `declared`.
+fn judge_fed<'a>(
+    layer: &'a Layer<'a>,
+    case: &'a Case,
+    options: &'a Options,
+    declared: &Contract,
+    beside: Beside<'a>,
+    progress: &'a dyn Fn(&str),
+    feed: &mut dyn FnMut(&mut dyn Sink) -> Result<(), CheckError>,
+) -> Result<Judged, CheckError> {
+    let Beside { settings, recorder, others } = beside;
+    let contract = options.contract.of(declared)?;
+    let settings = Settings { declared: (contract != *declared).then_some(*declared), ..settings };
     let mut session = Session::new(layer, case, &options.forms, contract, recorder, Box::new(progress))
         .with(settings)
         .remembering(options.reference_cache.as_deref().map(|c| c as &dyn Memory))
         .beside(others);
     let mut keep = KeepAll::new(options.cumulative, &mut session);
     let mut watch = Watch::new(&options.gates, layer, case, &options.forms, &contract, &mut keep);
-    match &options.fault {
-        None => engine.run(layer, case, &options.forms, &mut watch)?,
-        Some(fault) => {
-            let weights = FaultyWeights::new(fault, layer.weights)?;
-            let spec: Spec = fault.spec(&layer.spec);
-            let faulty = Layer { index: layer.index, spec, weights: &weights };
-            let mut alter = Alter::new(fault, engine.seams(), &layer.spec, &case.plan, &mut watch)?;
-            engine.run(&faulty, case, &options.forms, &mut alter)?;
-            alter.finish()?;
-        }
-    }
+    feed(&mut watch)?;
     let mut gates = watch.finish();
     let kept = keep.finish();
     let used = session.used();

@@ -16,7 +16,8 @@ pub type Name = &'static str;
 /// Words that came from files. They are few (names of stages, engines, rules), and each is kept once.
 static WORDS: LazyLock<Mutex<HashSet<&'static str>>> = LazyLock::new(Mutex::default);
 
-fn keep(word: String) -> Name {
+/// A name for as long as the program runs; each once.
+pub fn keep(word: String) -> Name {
     let mut words = WORDS.lock().unwrap_or_else(PoisonError::into_inner);
     match words.get(word.as_str()) {
         Some(known) => known,

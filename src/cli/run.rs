@@ -69,6 +69,10 @@ pub struct RunArgs {
     /// Splits of the keys in decode: a number or `auto`
     #[arg(long, default_value = "auto", value_parser = splits)]
     splits: SplitsArg,
+    /// Ranks of tensor parallelism: heads are shared, out is summed (docs/parallel.md). They run one after the other on one
+    /// device
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    tp: u16,
     /// How engines compute q_a and kv_a (docs/stacked.md)
     #[arg(long, value_enum, default_value_t = QkvA::Split)]
     qkv_a: QkvA,
@@ -597,6 +601,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
             SplitsArg::Number(n) => Some(n),
         },
         qkv_a: args.qkv_a,
+        tp: usize::from(args.tp),
         accumulate: args.accumulate,
         kernels: args.kernels.clone(),
         gpu: args.gpu,

@@ -284,6 +284,7 @@ fn judged(
         reference: Vec::new(),
         odd: Vec::new(),
         notes: Vec::new(),
+        ranks: None,
         forms_agree: None,
         seconds: 0.0,
         command: None,

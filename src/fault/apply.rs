@@ -118,8 +118,7 @@ impl<'a> Alter<'a> {
         plan: &'a Plan,
         inner: &'a mut dyn Sink,
     ) -> Result<Alter<'a>, FaultError> {
-        let wanted = fault.seams();
-        let inside = wanted != Seams::default() && seams == Some(&wanted);
+        let inside = fault.inside(seams);
         if fault.needs_seams() && !inside {
             return Err(FaultError::Nowhere(
                 "this engine has no seam for the fault".into(),
@@ -158,6 +157,8 @@ impl<'a> Alter<'a> {
             | Kind::ForeignPage(_)
             | Kind::MergeBase
             | Kind::NoRescale
+            | Kind::ShardZero(_)
+            | Kind::LostRank(_)
             | Kind::SlotsPermuted
             | Kind::EqualChunks => Ok(()),
             _ if self.hits == 0 => nowhere(

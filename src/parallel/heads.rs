@@ -61,7 +61,11 @@ impl<'a> OfHeads<'a> {
 }
 
 /// Runs of rows and columns of a weight: of what is stored, where that can be cut.
-fn shard<'a>(inner: &'a dyn Rows, rows: Vec<(usize, usize)>, cols: Vec<(usize, usize)>) -> Box<dyn Rows + 'a> {
+fn shard<'a>(
+    inner: &'a dyn Rows,
+    rows: Vec<(usize, usize)>,
+    cols: Vec<(usize, usize)>,
+) -> Box<dyn Rows + 'a> {
     let range = |runs: &[(usize, usize)]| match runs {
         [(first, n)] => Some(*first..first + n),
         _ => None,

@@ -11,6 +11,7 @@ pub mod github;
 pub mod junit;
 pub mod kinds;
 pub mod markdown;
+pub mod ranks;
 pub mod read;
 #[cfg(test)]
 pub(crate) mod sample;
@@ -28,6 +29,7 @@ use crate::judge::{Budget, ScalarDifference, Unit, Verdict};
 use crate::model::{Layout, Model, Stored};
 use crate::probe::Probe;
 use crate::snapshot::{Digest, Kept, State};
+use crate::report::ranks::RanksReport;
 use crate::trace::TensorId;
 use crate::written::{self, Name};
 use mla_reference::{Contract, Geometry, RowName};
@@ -333,6 +335,9 @@ pub struct LayerReport {
     /// How the file was read where it could be read in two ways: rope factors, weights that it holds twice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// `--tp`: the ranks, and what should be the same on all of them and is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RanksReport>,
     /// Engine `reference`: largest difference between the forms, relative to the largest value.
     pub forms_agree: Option<f64>,
     /// Wall time.

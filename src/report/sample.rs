@@ -83,6 +83,7 @@ pub fn layer(index: usize) -> LayerReport {
         reference: Vec::new(),
         odd: Vec::new(),
         notes: Vec::new(),
+        ranks: None,
         forms_agree: None,
         seconds: 1.0 + index as f64,
         command: None,

@@ -7,7 +7,7 @@ Colours are ANSI sequences that the writer strips where they are not wanted; no 
 */
 
 use super::finding;
-use super::{LayerReport, Report, blocks, markdown, table};
+use super::{LayerReport, Report, blocks, markdown, ranks, table};
 use crate::judge::{Unit, Verdict, Which};
 use mla_reference::Form;
 use std::fmt::Write;
@@ -212,9 +212,11 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
             width,
         );
     }
+    ranks::line(out, l, width);
     blocks::probes(out, l, width);
     out.push('\n');
     table::table(out, l, width);
+    ranks::norms(out, l, width);
     blocks::gates(out, l, width);
     blocks::cumulative(out, l, width);
     for o in &l.odd {

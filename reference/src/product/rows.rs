@@ -136,16 +136,23 @@ impl<'a> Blocks<'a> {
     pub fn shard(self, rows: Range<usize>, cols: Range<usize>) -> Result<Blocks<'a>, BlocksError> {
         let ty = self.decoder.ty();
         let (each, size) = (ty.block_elements(), ty.block_bytes());
-        if cols.is_empty() || cols.end > self.cols || !cols.start.is_multiple_of(each) || !cols.end.is_multiple_of(each) {
+        if cols.is_empty()
+            || cols.end > self.cols
+            || !cols.start.is_multiple_of(each)
+            || !cols.end.is_multiple_of(each)
+        {
             return Err(BlocksError::Inside(ty, cols.start, cols.end));
         }
-        let of_rows = rows.start.min(self.rows()) * self.row_bytes..rows.end.min(self.rows()) * self.row_bytes;
+        let of_rows =
+            rows.start.min(self.rows()) * self.row_bytes..rows.end.min(self.rows()) * self.row_bytes;
         let whole = cols.len() == self.cols;
         let bytes = match self.bytes {
             Cow::Borrowed(b) if whole => Cow::Borrowed(&b[of_rows]),
             b => {
                 let own = cols.start / each * size..cols.end / each * size;
-                Cow::Owned(b[of_rows].chunks_exact(self.row_bytes).flat_map(|r| &r[own.clone()]).copied().collect())
+                Cow::Owned(
+                    b[of_rows].chunks_exact(self.row_bytes).flat_map(|r| &r[own.clone()]).copied().collect(),
+                )
             }
         };
         Ok(Blocks { decoder: self.decoder, bytes, cols: cols.len(), row_bytes: cols.len() / each * size })
