@@ -20,7 +20,7 @@ use crate::report::ranks::{RankNorm, RankReport, RanksReport};
 use crate::trace::TensorId;
 use crate::written::keep;
 use mla_reference::product::Rows;
-use mla_reference::{Plan, Stage, Weight, Weights};
+use mla_reference::{Axis, Plan, Stage, Weight, Weights};
 
 /// The ranks that the options ask for; None: no tensor parallelism.
 pub(super) fn of(layer: &Layer, stored: &[Stored], options: &Options) -> Result<Option<Ranks>, CheckError> {
@@ -148,7 +148,7 @@ pub(super) fn judge<'a>(
             group.feed(weights, numbers, lost, &mut alter).map_err(EngineError::from)?;
             Ok(alter.finish()?)
         })?;
-        whole.add(judged, (!main).then(|| group.ranks()));
+        whole.add(judged, (!group.is_all()).then(|| group.ranks()));
     }
     for rank in gathered.silent() {
         let which = Which::Tensor(TensorId::shared(Stage::Hidden));
@@ -179,16 +179,22 @@ fn lost(fault: Option<&Fault>, ranks: Ranks) -> Result<Option<usize>, FaultError
 impl Judged {
     /// Adds what was found of some ranks alone.
     fn add(&mut self, other: Judged, ranks: Option<Vec<usize>>) {
+        (self.gates.extend(other.gates), self.cumulative.extend(other.cumulative));
+        self.reference_cache = self.reference_cache.take().or(other.reference_cache);
+        self.odd.extend(other.odd);
         let Some(ranks) = ranks else {
-            *self = other;
+            self.units.extend(other.units);
             return;
         };
         let label = format!("rank{} {}", if ranks.len() > 1 { "s" } else { "" }, list(&ranks));
         self.units.extend(other.units.into_iter().map(|mut u| {
             u.tensor = keep(format!("{}@{label}", u.tensor));
+            if u.axes.first() == Some(&Axis::Rank) {
+                let among = format!("ranks are counted among {}", list(&ranks));
+                u.note = Some(u.note.take().map_or(among.clone(), |n| format!("{n}; {among}")));
+            }
             u
         }));
-        self.odd.extend(other.odd);
     }
 }
 
@@ -213,6 +219,6 @@ fn report(ranks: Ranks, gathered: &Gathered, lost: Option<usize>) -> RanksReport
             Some(r) => format!("float32, in the order of ranks, rounded once, without rank {r}"),
         },
         ranks: each.collect(),
-        differ: gathered.differ().iter().map(|d| d.text.clone()).collect(),
+        differ: gathered.differ(),
     }
 }

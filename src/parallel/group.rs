@@ -16,16 +16,8 @@ use mla_reference::product::Rows;
 use mla_reference::{Axis, Geometry, Plan, Stage, WEIGHTS, Weight, Weights};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Something that should be the same on all ranks and is not.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Differs {
-    /// The rank.
-    pub rank: usize,
-    /// The tensor; None: a weight.
-    pub id: Option<TensorId>,
-    /// In words.
-    pub text: String,
-}
+/// Something that should be the same on all ranks and is not: the tensor (None: a weight), and words.
+type Differs = (Option<TensorId>, String);
 
 /// All ranks, as they come in.
 pub struct Gathered {
@@ -33,7 +25,6 @@ pub struct Gathered {
     all: Vec<Rank>,
     /// Indexes into `all`.
     groups: Vec<Vec<usize>>,
-    differ: Vec<Differs>,
 }
 
 /// Ranks that have the same bits of what all ranks have.
@@ -45,7 +36,7 @@ pub struct Group<'g> {
 impl Gathered {
     /// Of none yet.
     pub fn new(ranks: Ranks) -> Gathered {
-        Gathered { ranks, all: Vec::new(), groups: Vec::new(), differ: Vec::new() }
+        Gathered { ranks, all: Vec::new(), groups: Vec::new() }
     }
 
     /// Takes what a rank delivered.
@@ -55,9 +46,7 @@ impl Gathered {
             self.all.push(rank);
             return;
         }
-        let apart: Vec<Option<(Option<TensorId>, String)>> =
-            self.groups.iter().map(|g| apart(&self.all[g[0]], &rank)).collect();
-        match apart.iter().position(Option::is_none) {
+        match self.groups.iter().position(|g| apart(&self.all[g[0]], &rank).is_none()) {
             Some(i) => {
                 let first = &self.all[self.groups[i][0]];
                 for (id, t) in &mut rank.tensors {
@@ -67,12 +56,7 @@ impl Gathered {
                 }
                 self.groups[i].push(at);
             }
-            None => {
-                if let Some((id, text)) = apart.into_iter().flatten().next() {
-                    self.differ.push(Differs { rank: rank.number, id, text });
-                }
-                self.groups.push(vec![at]);
-            }
+            None => self.groups.push(vec![at]),
         }
         self.all.push(rank);
     }
@@ -89,9 +73,9 @@ impl Gathered {
         self.all.iter().filter(|r| r.silent()).map(|r| r.number).collect()
     }
 
-    /// What should be the same on all ranks and is not.
-    pub fn differ(&self) -> &[Differs] {
-        &self.differ
+    /// What should be the same on all ranks and is not, in words.
+    pub fn differ(&self) -> Vec<String> {
+        self.groups().iter().filter_map(Group::differs).map(|(_, text)| text).collect()
     }
 
     /// Ranks in order.
@@ -101,7 +85,7 @@ impl Gathered {
 }
 
 /// The first thing that two ranks should have the same bits of and have not, and in what they differ.
-fn apart(a: &Rank, b: &Rank) -> Option<(Option<TensorId>, String)> {
+fn apart(a: &Rank, b: &Rank) -> Option<Differs> {
     let than = format!("than rank {}", a.number);
     let mut weights = WEIGHTS.iter().map(|r| r.weight).filter(|w| weight_is_whole(*w));
     let other = weights.find(|w| {
@@ -141,6 +125,14 @@ impl Group<'_> {
     /// Whether these are all ranks that there are.
     pub fn is_all(&self) -> bool {
         self.members.len() == self.of.ranks.of
+    }
+
+    /// In what its first rank differs from that of the largest group; None of that one itself.
+    fn differs(&self) -> Option<Differs> {
+        let first = |g: &Group| g.members.first().copied();
+        let main = self.of.groups().first().and_then(first)?;
+        let own = first(self).filter(|own| *own != main)?;
+        apart(&self.of.all[main], &self.of.all[own])
     }
 
     /// The heads of its ranks.
@@ -188,12 +180,10 @@ impl Group<'_> {
         for id in order {
             self.tensor(id, g, plan, lost, sink)?;
         }
-        for d in self.of.differ.iter().filter(|d| self.ranks()[0] == d.rank) {
-            if let Some(id) = d.id {
-                sink.evidence(id, &d.text)?;
-            }
+        match self.differs() {
+            Some((Some(id), text)) => sink.evidence(id, &text),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn tensor(
