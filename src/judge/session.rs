@@ -242,8 +242,13 @@ impl<'a> Session<'a> {
     /// What a weight is that is not the file's. Single elements have no name.
     fn diagnose(&self, weight: Weight, pair: (&dyn Rows, &dyn Rows), dtype: DType, unit: &mut Unit) {
         if self.settings.closer && unit.beyond >= FEW {
-            let g = &self.layer.spec.geometry;
-            unit.diagnosis = Some(cause::weight::search(weight, g, pair, dtype, self.others));
+            let about = cause::weight::About {
+                geometry: &self.layer.spec.geometry,
+                layer: Some(self.layer.weights),
+                ranks: 1,
+                others: self.others,
+            };
+            unit.diagnosis = Some(cause::weight::search(weight, pair, dtype, &about));
         }
     }
 
