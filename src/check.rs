@@ -16,6 +16,7 @@ use crate::engine::kernels::library::Library;
 use crate::engine::reference::ReferenceEngine;
 use crate::engine::{Engine, EngineError};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
+use crate::invariance::{self, Keep, Subject as Variants};
 use crate::judge::cause::weight::OtherLayers;
 use crate::judge::cumulative::{self, Drift, KeepAll};
 use crate::judge::memory::Memory;
@@ -122,6 +123,8 @@ pub struct Options {
     pub cumulative: bool,
     /// Take digests of the reference from the start of the layer.
     pub snapshot: bool,
+    /// Run the same requests another way too, and compare.
+    pub invariance: bool,
     /// A question about one tensor; the run ends with its answer.
     pub ask: Option<Ask>,
     /// Results of the reference from earlier runs.
@@ -152,6 +155,7 @@ impl Default for Options {
             gates: Vec::new(),
             cumulative: false,
             snapshot: false,
+            invariance: false,
             ask: None,
             reference_cache: None,
         }
@@ -231,6 +235,7 @@ pub fn layer_with(
         scalars: compare_scalars(&engine.spec(&layer), &layer.spec),
         tensors: Vec::new(),
         probes: Vec::new(),
+        invariance: Vec::new(),
         probe_seconds: 0.0,
         gates: Vec::new(),
         cumulative: Vec::new(),
@@ -263,8 +268,10 @@ pub fn layer_with(
             ..Settings::default()
         };
         let recorder = saver.as_mut().map(|s| s as &mut dyn Recorder);
+        let mut keep = Keep::new(options.invariance, recorder);
         let others = Neighbours { model, index };
-        let judged = judge(&layer, &case, options, settings, engine, recorder, Some(&others), progress)?;
+        let (others, asked) = (Some(&others as &dyn OtherLayers), settings.clone());
+        let judged = judge(&layer, &case, options, asked, engine, keep.recorder(), others, progress)?;
         report.tensors = judged.units;
         report.odd.extend(judged.odd);
         (report.gates, report.cumulative) = (judged.gates, judged.cumulative);
@@ -273,6 +280,13 @@ pub fn layer_with(
         // Now it is known what compiled its kernels.
         report.engine = engine.describe();
         probed(&layer, &case, options, engine, progress, &mut report)?;
+        if options.invariance {
+            let (layer, case, settings) = (&layer, &case, &settings);
+            let subject = Variants { layer, case, options, engine, settings, others, report: &report };
+            let variants = invariance::all(&subject, &keep.finish(), progress)?;
+            report.verdict = invariance::with(report.verdict, &variants);
+            report.invariance = variants;
+        }
         if options.snapshot {
             progress("digests of the reference");
             let mut digests = Digests::default();
@@ -548,7 +562,7 @@ fn contract_text(declared: &Contract, judged: &Contract, choice: &ContractChoice
 }
 
 /// The case as reports show it.
-fn case_report(case: &Case, options: &Options) -> CaseReport {
+pub(crate) fn case_report(case: &Case, options: &Options) -> CaseReport {
     CaseReport {
         batch: case.batch.to_string(),
         regimes: case.regimes.iter().map(|r| r.name()).collect(),
