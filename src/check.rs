@@ -17,6 +17,7 @@ use crate::engine::reference::ReferenceEngine;
 use crate::engine::stack::{QkvA, StackReport};
 use crate::engine::{Engine, EngineError, Sink};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
+use crate::invariance::{self, Keep, Subject as Variants};
 use crate::judge::cause::weight::OtherLayers;
 use crate::judge::cumulative::{self, Drift, KeepAll};
 use crate::judge::memory::Memory;
@@ -29,6 +30,7 @@ use crate::nvrtc::Target;
 use crate::parallel::RanksError;
 use crate::probe::{self, Probe, Subject};
 use crate::reference_cache::ReferenceCache;
+use crate::report::ranks::RanksReport;
 use crate::report::{CacheReport, CaseReport, Judgement, LayerReport};
 use crate::snapshot::Digests;
 use crate::trace::save::{Run, Saver};
@@ -130,6 +132,8 @@ pub struct Options {
     pub cumulative: bool,
     /// Take digests of the reference from the start of the layer.
     pub snapshot: bool,
+    /// Run the same requests another way too, and compare.
+    pub invariance: bool,
     /// A question about one tensor; the run ends with its answer.
     pub ask: Option<Ask>,
     /// Results of the reference from earlier runs.
@@ -162,6 +166,7 @@ impl Default for Options {
             gates: Vec::new(),
             cumulative: false,
             snapshot: false,
+            invariance: false,
             ask: None,
             reference_cache: None,
         }
@@ -244,7 +249,7 @@ pub fn layer_with(
             vec![stack.ok_or_else(|| CheckError::Unstackable { layer: index, what: options.stacked_by() })?]
         }
     };
-    let ranks = ranks::of(&layer, &stored.stored, options)?;
+    let ranks = ranks::of(&layer, &stored.stored, options.tp)?;
     progress("drawing the case");
     let case = draw(&layer, options)?;
     let contract = engine.contract();
@@ -272,6 +277,7 @@ pub fn layer_with(
         scalars: compare_scalars(&engine.spec(&layer), &layer.spec),
         tensors: Vec::new(),
         probes: Vec::new(),
+        invariance: Vec::new(),
         probe_seconds: 0.0,
         gates: Vec::new(),
         cumulative: Vec::new(),
@@ -305,17 +311,12 @@ pub fn layer_with(
             ..Settings::default()
         };
         let recorder = saver.as_mut().map(|s| s as &mut dyn Recorder);
+        let mut keep = Keep::new(options.invariance, recorder);
         let others = Neighbours { model, index };
-        let beside = Beside { settings, recorder, others: Some(&others) };
-        let judged = match ranks {
-            None => judge(&layer, &case, options, engine, beside, progress)?,
-            Some(ranks) => {
-                let (judged, of) = ranks::judge(ranks, &layer, &case, options, engine, beside, progress)?;
-                report.ranks = Some(of);
-                judged
-            }
-        };
-        report.tensors = judged.units;
+        let (others, asked) = (Some(&others as &dyn OtherLayers), settings.clone());
+        let beside = Beside { settings: asked, recorder: keep.recorder(), others };
+        let judged = judge(&layer, &case, options, engine, beside, progress)?;
+        (report.tensors, report.ranks) = (judged.units, judged.ranks);
         report.odd.extend(judged.odd);
         (report.gates, report.cumulative) = (judged.gates, judged.cumulative);
         report.reference_cache = judged.reference_cache;
@@ -328,6 +329,13 @@ pub fn layer_with(
             None => probe(&layer, &mut report)?,
             // Of one rank, the last: its shards begin inside of the file's tensors.
             Some(r) => ranks::with(r, r.of - 1, &layer, |own| probe(own, &mut report))?,
+        }
+        if options.invariance {
+            let (layer, case, settings) = (&layer, &case, &settings);
+            let subject = Variants { layer, case, options, engine, settings, others, report: &report };
+            let variants = invariance::all(&subject, &keep.finish(), progress)?;
+            report.verdict = invariance::with(report.verdict, &variants);
+            report.invariance = variants;
         }
         if options.snapshot {
             progress("digests of the reference");
@@ -471,6 +479,8 @@ pub struct Judged {
     pub cumulative: Vec<Drift>,
     /// What a cache of the reference was good for, where there is one.
     pub reference_cache: Option<CacheReport>,
+    /// The ranks, where there are several.
+    pub ranks: Option<RanksReport>,
 }
 
 /// The layers of a model beside one of them.
@@ -509,7 +519,7 @@ pub struct Beside<'a> {
     pub others: Option<&'a dyn OtherLayers>,
 }
 
-/// Runs an engine into the judge, with the options' deliberate fault if there is one.
+/// Runs an engine into the judge, once a rank of the case's plan, with the options' deliberate fault if there is one.
 pub fn judge<'a>(
     layer: &'a Layer<'a>,
     case: &'a Case,
@@ -518,6 +528,9 @@ pub fn judge<'a>(
     beside: Beside<'a>,
     progress: &'a dyn Fn(&str),
 ) -> Result<Judged, CheckError> {
+    if case.plan.ranks > 1 {
+        return ranks::judge(layer, case, options, engine, beside, progress);
+    }
     if let Some(fault) = options.fault.as_ref().filter(|f| f.needs_ranks()) {
         return Err(FaultError::Nowhere(
             "there are no ranks in this run".into(),
@@ -569,7 +582,7 @@ fn judge_fed<'a>(
     let known = options.reference_cache.as_deref();
     let reference_cache =
         known.map(|c| CacheReport { used, damaged: c.damaged(), lost: c.lost().map(Into::into) });
-    Ok(Judged { units, odd, gates, cumulative, reference_cache })
+    Ok(Judged { units, odd, gates, cumulative, reference_cache, ranks: None })
 }
 
 /// Probes the engine; what is broken is evidence for a fault.
@@ -638,7 +651,7 @@ fn contract_text(declared: &Contract, judged: &Contract, choice: &ContractChoice
 }
 
 /// The case as reports show it.
-fn case_report(case: &Case, options: &Options) -> CaseReport {
+pub(crate) fn case_report(case: &Case, options: &Options) -> CaseReport {
     CaseReport {
         batch: case.batch.to_string(),
         regimes: case.regimes.iter().map(|r| r.name()).collect(),

@@ -12,7 +12,7 @@ use crate::fault::{Alter, Fault, FaultError, FaultyWeights, Kind};
 use crate::judge::{Settings, Unit, Verdict, Which, sort};
 use crate::model::list;
 use crate::model::{Layer, Stored};
-use crate::parallel::Ranks;
+use crate::parallel::{Ranks, RanksError};
 use crate::parallel::gather::Gather;
 use crate::parallel::group::Gathered;
 use crate::parallel::heads::OfHeads;
@@ -23,9 +23,9 @@ use mla_reference::product::Rows;
 use mla_reference::{Axis, Plan, Stage, Weight, Weights};
 
 /// The ranks that the options ask for; None: no tensor parallelism.
-pub(super) fn of(layer: &Layer, stored: &[Stored], options: &Options) -> Result<Option<Ranks>, CheckError> {
+pub(super) fn of(layer: &Layer, stored: &[Stored], of: usize) -> Result<Option<Ranks>, RanksError> {
     let place = format!("layer {}", layer.index);
-    let ranks = Ranks::new(options.tp, &layer.spec.geometry, layer.weights, stored, &place)?;
+    let ranks = Ranks::new(of, &layer.spec.geometry, layer.weights, stored, &place)?;
     Ok((ranks.of > 1).then_some(ranks))
 }
 
@@ -104,16 +104,16 @@ fn gather(
     Ok(gathered)
 }
 
-/// Runs the engine once a rank and judges the ranks together.
+/// Runs the engine once a rank of the case's plan and judges the ranks together.
 pub(super) fn judge<'a>(
-    ranks: Ranks,
     layer: &'a Layer<'a>,
     case: &'a Case,
     options: &'a Options,
     engine: &dyn Engine,
     beside: Beside<'a>,
     progress: &'a dyn Fn(&str),
-) -> Result<(Judged, RanksReport), CheckError> {
+) -> Result<Judged, CheckError> {
+    let ranks = Ranks::new(case.plan.ranks, &layer.spec.geometry, layer.weights, &[], "this layer")?;
     let lost = lost(options.fault.as_ref(), ranks)?;
     let gathered = gather(ranks, layer, case, options, engine, progress)?;
     let declared = engine.contract();
@@ -160,7 +160,8 @@ pub(super) fn judge<'a>(
         whole.odd.push("tensors were not saved: ranks differ in what they should have alike".into());
     }
     sort(&mut whole.units);
-    Ok((whole, report(ranks, &gathered, lost)))
+    whole.ranks = Some(report(ranks, &gathered, lost));
+    Ok(whole)
 }
 
 /// The rank whose part a fault leaves out of the sum.

@@ -128,6 +128,10 @@ pub struct RunArgs {
     /// doubles, and the reference runs a second time
     #[arg(long)]
     cumulative: bool,
+    /// Run the same requests another way too (order of the batch, pages, splits, one token at a time), judge each and compare
+    /// its bits with the run's (docs/invariance.md)
+    #[arg(long)]
+    invariance: bool,
     /// Hold shapes, contract, verdicts and digests of the float64 reference against the snapshots of this folder, in insta's
     /// form: what differs is written as .snap.new for `cargo insta review` and fails (INSTA_UPDATE; docs/snapshots.md). The
     /// reference runs a second time
@@ -448,6 +452,7 @@ impl RunArgs {
             gates: Vec::new(),
             cumulative: false,
             snapshot: false,
+            invariance: false,
             ask: Some(ask),
             ..options
         };
@@ -565,7 +570,9 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
             "engine reference has no faults: it is what engines are held against\n  where: --fault\n  do: use --engine cpu".into(),
         ));
     }
-    if let Some(flag) = [("--gates", args.gates), ("--cumulative", args.cumulative)]
+    let shown =
+        [("--gates", args.gates), ("--cumulative", args.cumulative), ("--invariance", args.invariance)];
+    if let Some(flag) = shown
         .iter()
         .find_map(|(name, on)| (*on && engine == EngineKind::Reference).then_some(name))
     {
@@ -615,6 +622,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         gates: if args.gates { OUTPUTS.to_vec() } else { Vec::new() },
         cumulative: args.cumulative,
         snapshot: args.snapshot.is_some(),
+        invariance: args.invariance,
         ask: None,
         reference_cache: match &args.reference_cache {
             None => None,

@@ -277,6 +277,7 @@ fn judged(
         scalars: std::mem::take(&mut capture.scalars),
         tensors: Vec::new(),
         probes: Vec::new(),
+        invariance: Vec::new(),
         probe_seconds: 0.0,
         gates: Vec::new(),
         cumulative: Vec::new(),

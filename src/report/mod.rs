@@ -8,6 +8,7 @@ The report: one serde struct, and its renderers.
 mod blocks;
 pub mod finding;
 pub mod github;
+pub mod invariance;
 pub mod junit;
 pub mod kinds;
 pub mod markdown;
@@ -316,6 +317,9 @@ pub struct LayerReport {
     pub tensors: Vec<Unit>,
     /// Probes of the engine, form by form; a broken one is a fault.
     pub probes: Vec<Probe>,
+    /// `--invariance`: the same requests run another way; a fault there is one of the run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub invariance: Vec<invariance::Variant>,
     /// Time that probes took, part of `seconds`.
     pub probe_seconds: f64,
     /// `--gates`: what other people's rules say of the outputs.

@@ -76,6 +76,7 @@ pub fn layer(index: usize) -> LayerReport {
         scalars: Vec::new(),
         tensors,
         probes: probes.to_vec(),
+        invariance: Vec::new(),
         probe_seconds: 0.25,
         gates: Vec::new(),
         cumulative: Vec::new(),

@@ -7,6 +7,7 @@ Colours are ANSI sequences that the writer strips where they are not wanted; no 
 */
 
 use super::finding;
+use super::invariance::{self, Variant};
 use super::{LayerReport, Report, blocks, markdown, ranks, table};
 use crate::judge::{Unit, Verdict, Which};
 use mla_reference::Form;
@@ -217,6 +218,7 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
     out.push('\n');
     table::table(out, l, width);
     ranks::norms(out, l, width);
+    invariance::text(out, l, width);
     blocks::gates(out, l, width);
     blocks::cumulative(out, l, width);
     for o in &l.odd {
@@ -233,7 +235,7 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         );
     }
     let _ = writeln!(out, "\n{:.1} s\n", l.seconds);
-    if broken {
+    if broken || l.invariance.iter().any(Variant::wrong) {
         paste(out, report, l);
     }
 }
