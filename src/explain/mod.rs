@@ -302,8 +302,7 @@ fn piece_element(
     {
         made.notes.push(format!("the terms add up to {:e}, the reference has {x:e}", sum.total));
     }
-    let split = of.isolated.case.plan.splits > 1;
-    let inputs = of.id.stage.inputs(g, of.id.form, split && matches!(piece.terms, Terms::Merge { .. }));
+    let inputs = of.id.stage.inputs(g, of.id.form, matches!(piece.terms, Terms::Merge { .. }));
     let from =
         inputs.iter().map(|s| s.name()).chain(of.id.stage.weights(g, of.id.form).iter().map(|w| w.name()));
     made.casts.push(format!("the result to {}", tensor.dtype));
@@ -347,7 +346,7 @@ fn places(axes: &[Axis], index: &[usize], shape: &[usize]) -> Vec<Place> {
 
 fn row_words(of: &Stands, row: usize, phase: Phase) -> Row {
     let plan = &of.isolated.case.plan;
-    let Some(name) = plan.names(of.id.stage).get(row).copied() else { return Row::default() };
+    let Some(name) = plan.names(of.id.stage, of.id.form).get(row).copied() else { return Row::default() };
     let regime = name.sequence.and_then(|s| plan.sequences.get(s)).map(|s| s.regime.name());
     let within = name.request.map(|_| name.index);
     Row { request: name.request, regime, within, phase: name.request.map(|_| phase), split: name.split }

@@ -63,6 +63,9 @@ pub fn issue(report: &Report, l: &LayerReport) -> String {
             c.batch, c.dtype, c.seed, c.page_size, c.splits
         ),
     );
+    for (label, text) in c.ways() {
+        row(label, &text);
+    }
     let _ = writeln!(out, "\n```\n{}\n```", report.command_of(l));
     out
 }
