@@ -36,7 +36,7 @@ use crate::snapshot::Digests;
 use crate::trace::save::{Run, Saver};
 use mla_numeric::DType;
 use mla_reference::product::{Dense, Rows};
-use mla_reference::{Accumulate, Contract, Form, Regime, Spec, Stage, Weight, Weights};
+use mla_reference::{Accumulate, Contract, Form, Regime, Route, Spec, Stage, Weight, Weights};
 use ndarray::Array2;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -106,6 +106,11 @@ pub struct Options {
     pub qkv_a: QkvA,
     /// Ranks of tensor parallelism, one after the other on one device; 1: none.
     pub tp: usize,
+    /// Most new tokens of a request that goes through the absorbed form, all others going through the fused one; None: each
+    /// form computes all requests.
+    pub route: Option<usize>,
+    /// Keys of a chunk of the context, where the fused form prefills on top of one; None: in one go.
+    pub context_chunk: Option<usize>,
     /// Accumulator of the CPU engine.
     pub accumulate: AccumulateKind,
     /// Kernel files instead of the program's own, for engines that run kernels.
@@ -153,6 +158,8 @@ impl Default for Options {
             splits: None,
             qkv_a: QkvA::Split,
             tp: 1,
+            route: None,
+            context_chunk: None,
             accumulate: AccumulateKind::Rn,
             kernels: None,
             gpu: 0,
@@ -356,7 +363,7 @@ pub fn layer_with(
     }
     for unit in report.tensors.iter().filter(|u| u.found.is_some()) {
         if let Which::Tensor(id) = unit.which {
-            report.names.entry(unit.tensor).or_insert_with(|| case.plan.names(id.stage));
+            report.names.entry(unit.tensor).or_insert_with(|| case.plan.names(id.stage, id.form));
         }
     }
     // What was judged must be what lies on the disk.
@@ -377,6 +384,7 @@ pub fn draw(layer: &Layer, options: &Options) -> Result<Case, HiddenError> {
         seed: options.seed,
         page_size: options.page_size,
         splits: options.splits(),
+        route: Route { threshold: options.route, context_chunk: options.context_chunk, inside: false },
         dtype: if options.engine == EngineKind::Reference { DType::F64 } else { options.dtype },
         hidden: options.hidden.clone(),
         spec: &layer.spec,
@@ -660,9 +668,17 @@ pub(crate) fn case_report(case: &Case, options: &Options) -> CaseReport {
         seed: options.seed,
         page_size: case.plan.page_size,
         splits: case.plan.splits,
+        routed: case.plan.route.threshold.map(|t| case.batch.routed(t)),
+        context_chunk: case.plan.route.context_chunk,
         hidden: if options.hidden.is_some() { "given" } else { "drawn" },
-        notes: case.notes.clone(),
+        notes: case.notes.iter().cloned().chain(unserved(case, &options.forms)).collect(),
     }
+}
+
+/// Forms that have nothing to compute, in words.
+fn unserved(case: &Case, forms: &[Form]) -> Vec<String> {
+    let idle = forms.iter().filter(|f| !case.plan.has_form(**f));
+    idle.map(|f| format!("no request goes to the {} form: it has no tensors", f.name())).collect()
 }
 
 /// What no run of an engine of ours says anything about.
@@ -697,6 +713,9 @@ pub fn not_judged_by(engine: Option<EngineKind>, options: &Options) -> Vec<Strin
     }
     if matches!(options.contract, ContractChoice::None) {
         all.push("tiles and the place of P's cast: no contract says where they are".to_string());
+    }
+    if options.route.is_some() {
+        all.push("the other form of each request: routed, each goes one way (--form both computes both)".into());
     }
     if options.forms.len() < 2 {
         let other = if options.forms.contains(&Form::Fused) { "absorbed" } else { "fused" };

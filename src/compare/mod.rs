@@ -298,7 +298,7 @@ fn judged(
     report.verdict = overall(&report.tensors);
     for unit in report.tensors.iter().filter(|u| u.found.is_some()) {
         if let Which::Tensor(id) = unit.which {
-            report.names.entry(unit.tensor).or_insert_with(|| capture.case.plan.names(id.stage));
+            report.names.entry(unit.tensor).or_insert_with(|| capture.case.plan.names(id.stage, id.form));
         }
     }
     report.seconds = started.elapsed().as_secs_f64();
@@ -316,6 +316,8 @@ fn case_report(capture: &Capture) -> CaseReport {
         seed: 0,
         page_size: case.plan.page_size,
         splits: case.plan.splits,
+        routed: case.plan.route.threshold.map(|t| case.batch.routed(t)),
+        context_chunk: case.plan.route.context_chunk,
         hidden: if hidden { "from the dump" } else { "not in the dump" },
         notes: case.notes.clone(),
     }

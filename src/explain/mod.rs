@@ -351,7 +351,7 @@ fn places(axes: &[Axis], index: &[usize], shape: &[usize]) -> Vec<Place> {
 
 fn row_words(of: &Stands, row: usize, phase: Phase) -> Row {
     let plan = &of.isolated.case.plan;
-    let Some(name) = plan.names(of.id.stage).get(row).copied() else { return Row::default() };
+    let Some(name) = plan.names(of.id.stage, of.id.form).get(row).copied() else { return Row::default() };
     let regime = name.sequence.and_then(|s| plan.sequences.get(s)).map(|s| s.regime.name());
     let within = name.request.map(|_| name.index);
     Row {

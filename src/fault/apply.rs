@@ -10,7 +10,7 @@ use crate::trace::{Tensor, TensorId};
 use mla_reference::elementwise::{rope_table, rotate};
 use mla_reference::product::Rows;
 use mla_reference::rows::Patched;
-use mla_reference::{Phase, Plan, Spec, Stage, Weight, Weights};
+use mla_reference::{Plan, Spec, Stage, Weight, Weights};
 use std::collections::BTreeMap;
 
 /// Draws of an element before any magnitude will do.
@@ -138,7 +138,7 @@ impl<'a> Alter<'a> {
                 format!("head {} does not exist", a.max(b)),
                 format!("choose heads below {}", self.spec.geometry.heads),
             ),
-            Kind::MergeBase if !self.plan.is_split(Phase::Decode) => nowhere(
+            Kind::MergeBase if !self.plan.has_parts() => nowhere(
                 "nothing is merged in this run".into(),
                 "pass --splits 2 or more, and a request of one new token".into(),
             ),

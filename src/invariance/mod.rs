@@ -97,7 +97,10 @@ pub fn all(
         forms: &subject.options.forms,
         seed: subject.options.seed,
     };
-    let made: Vec<(&Row, Result<Made, String>)> = TABLE.iter().map(|r| (r, (r.make)(&base))).collect();
+    // Rows of a tensor are not those of all requests where each goes one way.
+    let routed = subject.case.plan.route.threshold.is_some();
+    let make = |r: &Row| if routed { Err("requests are routed".to_string()) } else { (r.make)(&base) };
+    let made: Vec<(&Row, Result<Made, String>)> = TABLE.iter().map(|r| (r, make(r))).collect();
     let runs = made.iter().filter(|(_, m)| matches!(m, Ok(Made::Run(_)))).count();
     let one = |(row, made): (&Row, Result<Made, String>)| match made {
         Err(why) => Ok(variant(row, Outcome::NotApplicable { why })),
@@ -155,7 +158,7 @@ fn run(
     let mut names = std::collections::BTreeMap::new();
     for unit in units.iter().filter(|u| u.found.is_some()) {
         if let Which::Tensor(id) = unit.which {
-            names.entry(unit.tensor).or_insert_with(|| changed.case.plan.names(id.stage));
+            names.entry(unit.tensor).or_insert_with(|| changed.case.plan.names(id.stage, id.form));
         }
     }
     let its = LayerReport {

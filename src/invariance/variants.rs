@@ -103,7 +103,7 @@ pub struct Origin {
 impl Origin {
     /// Of a case with the base's rows.
     pub fn same(case: &Case) -> Origin {
-        let rows = case.plan.rows(Stage::Out);
+        let rows = case.plan.rows(Stage::Out, None);
         Origin { tokens: (0..case.plan.tokens()).collect(), attention: (0..rows).collect() }
     }
 
@@ -124,7 +124,7 @@ struct Piece {
 fn of_pieces(case: &Case, pieces: &[Piece], written: &dyn Fn(usize) -> Vec<f64>) -> Changed {
     let plan = &case.plan;
     let of = |request: usize, regime: Regime| {
-        plan.attention_rows().find(|(_, s, _)| (s.request, s.regime) == (request, regime))
+        plan.attention_rows(None).find(|(_, s, _)| (s.request, s.regime) == (request, regime))
     };
     let (mut requests, mut ranges, mut tokens, mut token_request) = (vec![], vec![], vec![], vec![]);
     for (i, p) in pieces.iter().enumerate() {

@@ -426,7 +426,7 @@ fn feeds(unit: &Unit, id: TensorId, g: &Geometry, plan: &Plan) -> (Vec<Stage>, V
     let (mut stages, mut weights, mut open) = (Vec::new(), Vec::new(), vec![id.stage]);
     while let Some(stage) = open.pop() {
         weights.extend(stage.weights(g, id.form));
-        for &input in [false, plan.joins(stage)].iter().flat_map(|s| stage.inputs(g, id.form, *s)) {
+        for &input in [false, plan.joins(stage, id.form)].iter().flat_map(|s| stage.inputs(g, id.form, *s)) {
             if !stages.contains(&input) {
                 stages.push(input);
                 if unit.chained.contains(&input) {

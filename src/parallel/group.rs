@@ -209,7 +209,7 @@ impl Group<'_> {
             return Ok(());
         }
         let wanted = match to.stage {
-            Stage::PartOut => Some((plan.rows(Stage::Out), g.hidden)),
+            Stage::PartOut => Some((plan.rows(Stage::Out, id.form), g.hidden)),
             _ => None,
         };
         let form = |t: &Tensor| (t.dtype, t.rows, t.cols, t.bytes.len());

@@ -120,7 +120,7 @@ impl Common {
                 page_size: self.page_size,
                 pages,
                 splits: self.splits,
-                ranks: 1,
+                ..Plan::default()
             },
             given: Given { hidden, context },
             notes: Vec::new(),

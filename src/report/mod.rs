@@ -20,6 +20,7 @@ pub mod study;
 mod table;
 pub mod terminal;
 
+use crate::case::Routed;
 use crate::compare::beside::Pair;
 use crate::engine::Description;
 use crate::engine::stack::StackReport;
@@ -256,11 +257,35 @@ pub struct CaseReport {
     pub page_size: usize,
     /// Splits of the keys in decode.
     pub splits: usize,
+    /// Which way requests went, where each goes one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routed: Option<Routed>,
+    /// Keys of a chunk of the context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_chunk: Option<usize>,
     /// Where the hidden states come from.
     #[serde(deserialize_with = "written::name")]
     pub hidden: Name,
     /// What the draw turned out to be.
     pub notes: Vec<String>,
+}
+
+impl CaseReport {
+    /// Which way requests went and how contexts were cut, as labelled lines; none where nothing is out of the ordinary.
+    pub fn ways(&self) -> Vec<(&'static str, String)> {
+        let routed = self.routed.as_ref().map(|r| {
+            let text = format!(
+                "decodes are requests of at most {} new tokens (absorbed form), the others prefills (fused form): {r}; ran in the order {}, numbers as in --batch, from 0",
+                r.decode_threshold,
+                r.order_text(&self.batch)
+            );
+            ("routed", text)
+        });
+        let chunks = self.context_chunk.map(|n| {
+            ("chunks", format!("contexts of prefills in chunks of {n} keys, merged with the new tokens (fused form)"))
+        });
+        routed.into_iter().chain(chunks).collect()
+    }
 }
 
 impl LayerReport {

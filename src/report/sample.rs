@@ -67,6 +67,8 @@ pub fn layer(index: usize) -> LayerReport {
             seed: 0,
             page_size: 64,
             splits: 1,
+            routed: None,
+            context_chunk: None,
             hidden: "drawn",
             notes: Vec::new(),
         },

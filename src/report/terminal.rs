@@ -202,6 +202,9 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         &format!("{} in {}, contexts {}; {pages}", c.batch, c.dtype, c.regimes.join(" and ")),
         width,
     );
+    for (label, text) in c.ways() {
+        wrapped(out, &format!("{label:<10}"), &text, width);
+    }
     for n in &c.notes {
         wrapped(out, "          ", n, width);
     }

@@ -30,8 +30,8 @@ pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
 pub(super) fn recorded(scene: &Scene, stage: Stage, cols: usize) -> Option<Array2<f64>> {
     let (g, plan) = (&scene.spec().geometry, &scene.of.case.plan);
     let shape = plan.shape(stage, scene.id.form, g);
-    let rows = plan.rows(stage);
-    if !plan.has(stage) || rows == 0 || shape.iter().product::<usize>() != rows * cols {
+    let rows = plan.rows(stage, scene.id.form);
+    if !plan.has(stage, scene.id.form) || rows == 0 || shape.iter().product::<usize>() != rows * cols {
         return None;
     }
     let block = scene.of.source.block(stage, 0..rows, 0..cols);
@@ -46,13 +46,14 @@ fn buffers<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     }
     let mut all = Vec::new();
     let split = match scene.id.stage {
-        Stage::Out => plan.joins(Stage::Out),
-        _ => plan.is_split(scene.phase),
+        Stage::Out => plan.joins(Stage::Out, scene.id.form),
+        _ => scene.merges(),
     };
     for &input in scene.id.stage.inputs(g, scene.id.form, split) {
-        let cols = plan.shape(input, scene.id.form, g).iter().product::<usize>() / plan.rows(input).max(1);
+        let form = scene.id.form;
+        let cols = plan.shape(input, form, g).iter().product::<usize>() / plan.rows(input, form).max(1);
         for &stage in Stage::ALL.iter().filter(|s| **s != input && **s != scene.id.stage) {
-            if plan.rows(stage) != plan.rows(input) {
+            if plan.rows(stage, form) != plan.rows(input, form) {
                 continue;
             }
             if let Some(other) = recorded(scene, stage, cols) {
@@ -266,7 +267,7 @@ const MISCOUNTED: [(f64, &str, &str); 2] =
 /// A sum of recorded parts: one lost, or counted twice.
 fn parts_of_ranks<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     let plan = &scene.of.case.plan;
-    let (ranks, total) = (plan.ranks, plan.rows(Stage::Out));
+    let (ranks, total) = (plan.ranks, plan.rows(Stage::Out, scene.id.form));
     let one = |rank: usize, (factor, name, text): (f64, &str, &str)| {
         let read = move |source: &dyn Source, rows: Range<usize>, cols: Range<usize>| {
             let own = rows.start / total.max(1) == rank;
@@ -289,7 +290,7 @@ fn shares_of_ranks<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
         return Vec::new();
     }
     let g = &scene.spec().geometry;
-    if scene.of.case.plan.joins(Stage::Out) {
+    if scene.of.case.plan.joins(Stage::Out, scene.id.form) {
         return parts_of_ranks(scene);
     }
     let values = g.values();
