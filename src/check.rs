@@ -534,7 +534,7 @@ fn reference(
     progress: &dyn Fn(&str),
     report: &mut LayerReport,
 ) -> Result<Option<f64>, CheckError> {
-    let mut sink = crate::engine::reference::Collect::new(saver.as_mut(), progress);
+    let mut sink = crate::engine::reference::Collect::new(saver.as_mut(), progress, options.route.is_none());
     if options.snapshot {
         let mut digests = Digests::before(&mut sink);
         ReferenceEngine.run(layer, case, &options.forms, &mut digests)?;
