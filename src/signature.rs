@@ -69,7 +69,7 @@ pub struct Setup {
 struct Mark {
     kind: Kind,
     layer: usize,
-    /// Tensor, probe or scalar.
+    /// Tensor, probe, scalar or variant.
     name: String,
     form: Option<Form>,
     phase: Option<Phase>,
@@ -89,6 +89,7 @@ enum Kind {
     Tensor,
     Probe,
     Scalar,
+    Variant,
 }
 
 impl Setup {
@@ -183,6 +184,7 @@ impl Mark {
             Kind::Tensor => "",
             Kind::Probe => "probe ",
             Kind::Scalar => "scalar ",
+            Kind::Variant => "variant ",
         };
         format!("{kind}{form}{}{phase} of layer {}", self.name, self.layer)
     }
@@ -197,6 +199,8 @@ fn marks(report: &Report) -> Vec<Mark> {
         all.extend(l.tensors.iter().filter(wrong).map(|u| Mark::of_unit(l.layer, u)));
         let probes = l.probes.iter().filter(|p| p.broken());
         all.extend(probes.map(|p| Mark::plain(Kind::Probe, l.layer, p.name, Some(p.form))));
+        let variants = l.invariance.iter().filter(|v| v.verdict() == Verdict::Fault);
+        all.extend(variants.map(|v| Mark::plain(Kind::Variant, l.layer, v.name, None)));
     }
     all
 }

@@ -19,7 +19,7 @@ use crate::plan::{Given, Plan, Sequence};
 use crate::product::{Dense, Rows, Strided, product, product_with_norms};
 use crate::recall::{self, Memory};
 use crate::route::Cut;
-use crate::rows::{Part, dense};
+use crate::rows::{self, Part, dense};
 use crate::stage::{Form, Phase, Stage, Weight};
 use ndarray::{Array2, ArrayView2, Axis, CowArray, Ix2, s};
 use rayon::prelude::*;
@@ -115,6 +115,13 @@ pub enum Terms<'a, 'b> {
         /// Whether x is the lse.
         lse: bool,
     },
+    /// A sum of `parts` stored values: `size` = Σ|part|.
+    Sum {
+        /// Size of the terms.
+        size: CowArray<'a, f64, Ix2>,
+        /// How many.
+        parts: usize,
+    },
 }
 
 impl Terms<'_, '_> {
@@ -141,6 +148,7 @@ impl Terms<'_, '_> {
             Terms::Rope { size, first, steps } => {
                 Some(Terms::Rope { size: part(size, rows.clone()), first: *first, steps: part(steps, rows) })
             }
+            Terms::Sum { size, parts } => Some(Terms::Sum { size: part(size, rows), parts: *parts }),
             _ => None,
         }
     }
@@ -207,8 +215,12 @@ impl Evaluator<'_> {
             Stage::KvCNormed => self.norm(Stage::KvA, 0..g.latent, Weight::GKv, self.spec.eps_latent, visit),
             Stage::QA => self.project((stage, form), Stage::AttnIn, g.hidden, Weight::WQA, visit),
             Stage::KvA => self.project((stage, form), Stage::AttnIn, g.hidden, Weight::WKvA, visit),
-            Stage::QRaw if g.q_rank == 0 => self.project((stage, form), Stage::AttnIn, g.hidden, Weight::WQ, visit),
+            Stage::QRaw if g.q_rank == 0 => {
+                self.project((stage, form), Stage::AttnIn, g.hidden, Weight::WQ, visit)
+            }
             Stage::QRaw => self.project((stage, form), Stage::QANormed, g.q_rank, Weight::WQB, visit),
+            Stage::PartOut => self.ranks(form, visit),
+            Stage::Out if self.plan.joins(stage, form) => self.sum(form, visit),
             Stage::Out => self.project((stage, form), Stage::AttnOut, g.values(), Weight::WO, visit),
             Stage::Q => self.rotate_q(visit),
             Stage::KPe => self.rotate_k(visit),
@@ -271,6 +283,40 @@ impl Evaluator<'_> {
             let sums = self.operands(&mut a);
             self.panels((a.view(), sums.as_ref()), rows, w, visit);
         }
+    }
+
+    /// Each rank's heads with its columns of w_o.
+    fn ranks(&self, form: Option<Form>, visit: Visit) {
+        let Some(w) = self.weights.matrix(Weight::WO) else { return };
+        let (ranks, total) = (self.plan.ranks, self.plan.rows(Stage::Out, form));
+        let width = self.spec.geometry.values() / ranks;
+        for rank in 0..ranks {
+            let own = rank * width..(rank + 1) * width;
+            let part = rows::Cut { inner: w, rows: vec![(0, w.rows())], cols: vec![(own.start, width)] };
+            for rows in row_chunks(total, TOKEN_CHUNK) {
+                let mut a = self.source.block(Stage::AttnOut, rows.clone(), own.clone());
+                let sums = self.operands(&mut a);
+                let to = rank * total + rows.start..rank * total + rows.end;
+                self.panels((a.view(), sums.as_ref()), to, &part, visit);
+            }
+        }
+    }
+
+    /// `out` of the ranks' parts.
+    fn sum(&self, form: Option<Form>, visit: Visit) {
+        let (ranks, total) = (self.plan.ranks, self.plan.rows(Stage::Out, form));
+        let width = self.spec.geometry.hidden;
+        row_chunks(total, TOKEN_CHUNK).into_par_iter().for_each(|rows| {
+            let (mut x, mut size) =
+                (Array2::zeros((rows.len(), width)), Array2::<f64>::zeros((rows.len(), width)));
+            for rank in 0..ranks {
+                let from = rank * total + rows.start..rank * total + rows.end;
+                let part = self.source.block(Stage::PartOut, from, 0..width);
+                size.zip_mut_with(&part, |s, p| *s += p.abs());
+                x += &part;
+            }
+            visit(Chunk { rows, cols: 0..width, x, terms: Terms::Sum { size: size.into(), parts: ranks } });
+        });
     }
 
     /// `a [rows, K] · [M, K]ᵀ`, a panel of columns at a time.
@@ -491,11 +537,8 @@ impl Evaluator<'_> {
         let first = read.parts.map_or(rows.start, |(_, own)| own);
         let chunks = row_chunks(seq.tokens.len(), ROW_CHUNK);
         let wanted = |h: usize, i: usize| self.wanted.is_none_or(|w| w(first + i, h));
-        let heads: Vec<usize> = self
-            .some_heads()
-            .into_iter()
-            .filter(|h| chunks.iter().any(|c| wanted(*h, c.start)))
-            .collect();
+        let heads: Vec<usize> =
+            self.some_heads().into_iter().filter(|h| chunks.iter().any(|c| wanted(*h, c.start))).collect();
         if heads.is_empty() {
             return;
         }

@@ -88,6 +88,8 @@ pub struct Plan {
     pub pages: usize,
     /// Splits of the keys in decode.
     pub splits: usize,
+    /// Ranks of tensor parallelism whose tensors are put together; 0 or 1: none. Each holds an equal run of the heads.
+    pub ranks: usize,
     /// Which form serves which sequence, and chunks of context.
     pub route: Route,
 }
@@ -103,6 +105,8 @@ pub struct RowName {
     pub index: usize,
     /// Split of the keys.
     pub split: Option<usize>,
+    /// Rank, where there are several and the row is one's own.
+    pub rank: Option<usize>,
 }
 
 impl Plan {
@@ -144,6 +148,7 @@ impl Plan {
             Stage::K | Stage::V => self.key_rows().map(|(_, s, _)| s.keys()).sum(),
             Stage::QLatent => self.latent_tokens(),
             Stage::PartO | Stage::PartLse => form.map_or(0, |form| self.parts(form) * self.part_rows(form)),
+            Stage::PartOut => self.ranks * self.rows(Stage::Out, form),
             Stage::OLatent | Stage::Lse | Stage::AttnOut | Stage::Out => {
                 self.attention_rows(form).map(|(_, s, _)| s.tokens.len()).sum()
             }
@@ -167,9 +172,15 @@ impl Plan {
         match (stage, form) {
             (Stage::PartO | Stage::PartLse, Some(form)) => self.part_rows(form) > 0,
             (Stage::PartO | Stage::PartLse, None) => self.has_parts(),
+            (Stage::PartOut, form) => self.ranks > 1 && form.is_none_or(|form| self.has_form(form)),
             (_, Some(form)) => self.has_form(form),
             (_, None) => true,
         }
+    }
+
+    /// Whether rows of the stage are put together from parts: of the keys, or of ranks.
+    pub fn joins(&self, stage: Stage, form: Option<Form>) -> bool {
+        self.has(if stage == Stage::Out { Stage::PartOut } else { Stage::PartO }, form)
     }
 
     /// Lengths of the axes of a stage in this plan.
@@ -188,6 +199,10 @@ impl Plan {
                     rows /= parts;
                     parts
                 }
+                Axis::Rank => {
+                    rows /= self.ranks.max(1);
+                    self.ranks
+                }
                 other => other.len(g).unwrap_or(rows),
             })
             .collect()
@@ -200,10 +215,11 @@ impl Plan {
             request: Some(s.request),
             index,
             split: None,
+            rank: None,
         };
         match stage {
             Stage::Cache => {
-                let none = RowName { sequence: None, request: None, index: 0, split: None };
+                let none = RowName { sequence: None, request: None, index: 0, split: None, rank: None };
                 let mut all = vec![none; self.rows(stage, form)];
                 for (i, s) in self.sequences.iter().enumerate() {
                     for (position, &slot) in s.slots.iter().enumerate() {
@@ -224,6 +240,11 @@ impl Plan {
                 let part = |split| one.iter().map(move |n| RowName { split: Some(split), ..*n });
                 (0..self.parts(form)).flat_map(part).collect()
             }
+            Stage::PartOut => {
+                let one = self.names(Stage::Out, form);
+                let of = |rank| one.iter().map(move |n| RowName { rank: Some(rank), ..*n });
+                (0..self.ranks).flat_map(of).collect()
+            }
             Stage::OLatent | Stage::Lse | Stage::AttnOut | Stage::Out => self
                 .attention_rows(form)
                 .flat_map(|(i, s, r)| (0..r.len()).map(move |j| of(i, s, j)))
@@ -240,6 +261,7 @@ impl Plan {
                             request: Some(self.token_request[t]),
                             index: t - start,
                             split: None,
+                            rank: None,
                         }
                     })
                     .collect()

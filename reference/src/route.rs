@@ -156,7 +156,7 @@ mod tests {
             sequences.push(Sequence { request, regime: Regime::Random, tokens, context, slots });
         }
         let positions = vec![0; at];
-        Plan { positions, token_request, sequences, page_size: 1, pages: slot, splits, route }
+        Plan { positions, token_request, sequences, page_size: 1, pages: slot, splits, ranks: 1, route }
     }
 
     #[test]

@@ -12,6 +12,7 @@ Every value is a function of (seed, what, index) through a counter-based generat
 added or left out without changing the others, and thread counts change nothing.
 */
 
+use super::pages::{lay_out, needed};
 use super::{Batch, Case};
 use mla_numeric::DType;
 use mla_reference::elementwise::{pair, rope_table};
@@ -152,14 +153,12 @@ impl Draw<'_> {
             token_request.extend(std::iter::repeat_n(i, r.new));
         }
         let mut sequences: Vec<Sequence> = Vec::new();
-        let mut pages = 0;
         for (nth, &regime) in self.regimes.iter().enumerate() {
             for (i, r) in order.iter().map(|i| (*i, &self.batch.0[*i])) {
                 // Without context the regimes do not differ.
                 if nth > 0 && r.context == 0 {
                     continue;
                 }
-                pages += r.total().div_ceil(self.page_size);
                 sequences.push(Sequence {
                     request: i,
                     regime,
@@ -169,29 +168,10 @@ impl Draw<'_> {
                 });
             }
         }
-        let pages = pages + SPARE_PAGES;
-        // A shuffled page table: no two neighbouring pages of a request are neighbours in the pool.
-        let mut order: Vec<usize> = (0..pages).collect();
-        let mut rng = Stream::new(self.seed, PAGES, 0);
-        for i in (1..pages).rev() {
-            order.swap(i, rng.below(i + 1));
-        }
-        let mut next = order.into_iter();
-        for seq in &mut sequences {
-            let keys = seq.keys();
-            let own: Vec<usize> = next.by_ref().take(keys.div_ceil(self.page_size)).collect();
-            seq.slots =
-                (0..keys).map(|p| own[p / self.page_size] * self.page_size + p % self.page_size).collect();
-        }
-        Plan {
-            positions,
-            token_request,
-            sequences,
-            page_size: self.page_size,
-            pages,
-            splits: self.splits,
-            route: self.route,
-        }
+        let pages = needed(&sequences, self.page_size) + SPARE_PAGES;
+        lay_out(&mut sequences, self.page_size, pages, Stream::new(self.seed, PAGES, 0));
+        let (page_size, splits, route) = (self.page_size, self.splits, self.route);
+        Plan { positions, token_request, sequences, page_size, pages, splits, route, ranks: 1 }
     }
 
     fn draw_hidden(&self, tokens: usize) -> Array2<f64> {

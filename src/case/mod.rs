@@ -6,6 +6,7 @@ stacked into one [`Plan`]; requests with a context appear once a regime.
 */
 
 mod draw;
+pub(crate) mod pages;
 mod request;
 mod routing;
 

@@ -7,6 +7,7 @@ use crate::case::{Batch, DEFAULT_BATCH, MOST_PARTS};
 use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options, not_judged};
 use crate::contracts::ContractChoice;
 use crate::device::cuda::Installed;
+use crate::engine::stack::QkvA;
 use crate::engine::{EngineError, SinkError};
 use crate::fault::{Fault, NAMES};
 use crate::harness::gate;
@@ -76,6 +77,13 @@ pub struct RunArgs {
     /// Splits of the keys in decode: a number or `auto`
     #[arg(long, default_value = "auto", value_parser = splits)]
     splits: SplitsArg,
+    /// Ranks of tensor parallelism: heads are shared, out is summed (docs/parallel.md). They run one after the other on one
+    /// device
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    tp: u16,
+    /// How engines compute q_a and kv_a (docs/stacked.md)
+    #[arg(long, value_enum, default_value_t = QkvA::Split)]
+    qkv_a: QkvA,
     /// Accumulator that engine cpu emulates
     #[arg(long, value_enum, default_value_t = AccumulateKind::Rn)]
     accumulate: AccumulateKind,
@@ -128,6 +136,10 @@ pub struct RunArgs {
     /// doubles, and the reference runs a second time
     #[arg(long)]
     cumulative: bool,
+    /// Run the same requests another way too (order of the batch, pages, splits, one token at a time), judge each and compare
+    /// its bits with the run's (docs/invariance.md)
+    #[arg(long)]
+    invariance: bool,
     /// Hold shapes, contract, verdicts and digests of the float64 reference against the snapshots of this folder, in insta's
     /// form: what differs is written as .snap.new for `cargo insta review` and fails (INSTA_UPDATE; docs/snapshots.md). The
     /// reference runs a second time
@@ -477,6 +489,7 @@ impl RunArgs {
             gates: Vec::new(),
             cumulative: false,
             snapshot: false,
+            invariance: false,
             ask: Some(ask),
             ..options
         };
@@ -595,13 +608,19 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
             "engine reference has no faults: it is what engines are held against\n  where: --fault\n  do: use --engine cpu".into(),
         ));
     }
-    if let Some(flag) = [("--gates", args.gates), ("--cumulative", args.cumulative)]
-        .iter()
-        .find_map(|(name, on)| (*on && engine == EngineKind::Reference).then_some(name))
+    let shown =
+        [("--gates", args.gates), ("--cumulative", args.cumulative), ("--invariance", args.invariance)];
+    if let Some(flag) =
+        shown.iter().find_map(|(name, on)| (*on && engine == EngineKind::Reference).then_some(name))
     {
         return Err(Failure::Input(format!(
             "engine reference is compared with nothing\n  where: {flag}\n  do: use --engine cpu, or leave {flag} out"
         )));
+    }
+    if args.qkv_a == QkvA::Stacked && engine == EngineKind::Reference {
+        return Err(Failure::Input(
+            "engine reference computes each projection by itself\n  where: --qkv-a stacked\n  do: use --engine cpu, or leave --qkv-a out".into(),
+        ));
     }
     let contract = ContractChoice::read(&args.contract).map_err(Failure::input)?;
     if engine == EngineKind::Reference && !matches!(contract, ContractChoice::Declared) {
@@ -625,6 +644,8 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
             SplitsArg::Auto => None,
             SplitsArg::Number(n) => Some(n),
         },
+        qkv_a: args.qkv_a,
+        tp: usize::from(args.tp),
         route,
         context_chunk,
         accumulate: args.accumulate,
@@ -640,6 +661,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         gates: if args.gates { OUTPUTS.to_vec() } else { Vec::new() },
         cumulative: args.cumulative,
         snapshot: args.snapshot.is_some(),
+        invariance: args.invariance,
         ask: None,
         reference_cache: match &args.reference_cache {
             None => None,

@@ -10,7 +10,6 @@ judge, report.
 pub mod arrange;
 pub mod bare;
 pub mod beside;
-pub mod heads;
 pub mod hook;
 pub mod map;
 pub mod mapped;
@@ -24,6 +23,7 @@ use crate::engine::{Description, Sink};
 use crate::judge::cause::weight::OtherLayers;
 use crate::judge::{Ask, Budget, ScalarDifference, Session, Settings, Unit, Verdict, Which, overall, starts};
 use crate::model::{Layer, Layout, Model, Reading, Stored};
+use crate::parallel::heads;
 use crate::report::{CaseReport, Judgement, LayerReport};
 use crate::trace::{Tensor, TensorId};
 use mla_reference::product::Dense;
@@ -268,6 +268,7 @@ fn judged(
         },
         judged: capture.chosen.clone().map(|by| Judgement { by, contract }),
         weights,
+        stacks: Vec::new(),
         layout,
         case: case_report(&capture),
         budget: options.budget,
@@ -276,6 +277,7 @@ fn judged(
         scalars: std::mem::take(&mut capture.scalars),
         tensors: Vec::new(),
         probes: Vec::new(),
+        invariance: Vec::new(),
         probe_seconds: 0.0,
         gates: Vec::new(),
         cumulative: Vec::new(),
@@ -283,6 +285,7 @@ fn judged(
         reference: Vec::new(),
         odd: Vec::new(),
         notes: Vec::new(),
+        ranks: None,
         forms_agree: None,
         seconds: 0.0,
         command: None,

@@ -37,6 +37,8 @@ struct Manifest {
     page_size: usize,
     pages: usize,
     splits: usize,
+    #[serde(default = "one")]
+    ranks: usize,
     #[serde(default)]
     route: Option<usize>,
     #[serde(default)]
@@ -45,6 +47,10 @@ struct Manifest {
     scalars: Vec<(String, f64)>,
     contract: Contract,
     tensors: Vec<Entry>,
+}
+
+fn one() -> usize {
+    1
 }
 
 #[derive(Deserialize)]
@@ -147,6 +153,9 @@ impl Saved {
         let g = &spec.geometry;
         let differ = scalars(m.scalars.iter().cloned(), &spec, "scalars of the manifest")?;
         let mut case = self.case()?;
+        if !g.heads.is_multiple_of(m.ranks) {
+            return Err(self.bad(format!("{} ranks can't share {} heads", m.ranks, g.heads)));
+        }
         let engine: Vec<&Entry> = m.tensors.iter().filter(|e| e.side == "engine").collect();
         if engine.is_empty() {
             return Err(self.bad("the folder holds no tensors of an engine"));
@@ -219,6 +228,7 @@ impl Saved {
         if m.positions.len() != tokens
             || m.page_size == 0
             || !(1..=MOST_PARTS).contains(&m.splits)
+            || !(1..=MOST_PARTS).contains(&m.ranks)
             || m.sequences.is_empty()
             || m.route == Some(0)
             || m.context_chunk.is_some_and(|n| n == 0 || batch.parts(m.route, n) > MOST_PARTS)
@@ -254,6 +264,7 @@ impl Saved {
                 page_size: m.page_size,
                 pages: m.pages,
                 splits: m.splits,
+                ranks: m.ranks,
                 route,
             },
             given: Given::default(),

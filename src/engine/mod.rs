@@ -10,6 +10,7 @@ exception by name: it *is* the reference, run from start to end.)
 pub mod cpu;
 pub mod kernels;
 pub mod reference;
+pub mod stack;
 
 use crate::case::Case;
 use crate::model::Layer;
@@ -106,6 +107,10 @@ pub trait Engine {
     }
     /// Deliberate faults that the engine itself carries out; None: it has no seams.
     fn seams(&self) -> Option<&cpu::Seams> {
+        None
+    }
+    /// The same engine with so many splits of the keys in decode; None: it has only its own.
+    fn with_splits(&self, _splits: usize) -> Option<Box<dyn Engine + '_>> {
         None
     }
     /// The roundings it declares, known before the run.

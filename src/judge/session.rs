@@ -241,8 +241,13 @@ impl<'a> Session<'a> {
     /// What a weight is that is not the file's. Single elements have no name.
     fn diagnose(&self, weight: Weight, pair: (&dyn Rows, &dyn Rows), dtype: DType, unit: &mut Unit) {
         if self.settings.closer && unit.beyond >= FEW {
-            let g = &self.layer.spec.geometry;
-            unit.diagnosis = Some(cause::weight::search(weight, g, pair, dtype, self.others));
+            let about = cause::weight::About {
+                geometry: &self.layer.spec.geometry,
+                layer: Some(self.layer.weights),
+                ranks: 1,
+                others: self.others,
+            };
+            unit.diagnosis = Some(cause::weight::search(weight, pair, dtype, &about));
         }
     }
 
@@ -311,7 +316,7 @@ impl<'a> Session<'a> {
             unit::accuse(&mut self.units, id, what);
         }
         self.units.iter_mut().for_each(unit::name_chained);
-        unit::mark_after_fault(&mut self.units, g, self.case.plan.has_parts());
+        unit::mark_after_fault(&mut self.units, g, &self.case.plan);
         let origin = |u: &Unit| unit::origins(std::slice::from_ref(u)).next().is_some();
         self.units.iter_mut().filter(|u| !origin(u)).for_each(|u| u.residual = Vec::new());
         (self.units, self.odd)

@@ -47,6 +47,9 @@ pub fn place(case: &Case, form: Form, stage: Stage, t: &Tensor, row: usize, col:
         if let Some(s) = name.split {
             text += &format!(", split {s}");
         }
+        if let Some(r) = name.rank {
+            text += &format!(", rank {r}");
+        }
     }
     // The columns are the last axes, as many as their lengths multiply to.
     let (mut left, mut rest, mut parts) = (t.cols, col, Vec::<(Axis, usize)>::new());

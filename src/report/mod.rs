@@ -8,9 +8,11 @@ The report: one serde struct, and its renderers.
 mod blocks;
 pub mod finding;
 pub mod github;
+pub mod invariance;
 pub mod junit;
 pub mod kinds;
 pub mod markdown;
+pub mod ranks;
 pub mod read;
 #[cfg(test)]
 pub(crate) mod sample;
@@ -21,12 +23,14 @@ pub mod terminal;
 use crate::case::Routed;
 use crate::compare::beside::Pair;
 use crate::engine::Description;
+use crate::engine::stack::StackReport;
 use crate::judge::cumulative::Drift;
 use crate::judge::memory::Use;
 use crate::judge::watch::GateReport;
 use crate::judge::{Budget, ScalarDifference, Unit, Verdict};
 use crate::model::{Layout, Model, Stored};
 use crate::probe::Probe;
+use crate::report::ranks::RanksReport;
 use crate::snapshot::{Digest, Kept, State};
 use crate::trace::TensorId;
 use crate::written::{self, Name};
@@ -278,7 +282,12 @@ impl CaseReport {
             ("routed", text)
         });
         let chunks = self.context_chunk.map(|n| {
-            ("chunks", format!("contexts of prefills in chunks of {n} keys, merged with the new tokens (fused form)"))
+            (
+                "chunks",
+                format!(
+                    "contexts of prefills in chunks of {n} keys, merged with the new tokens (fused form)"
+                ),
+            )
         });
         routed.into_iter().chain(chunks).collect()
     }
@@ -318,6 +327,9 @@ pub struct LayerReport {
     pub judged: Option<Judgement>,
     /// Which tensor of the file each weight is.
     pub weights: Vec<Stored>,
+    /// Weights that the engine stacks, by slots in the declared order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stacks: Vec<StackReport>,
     /// Layout of w_uk and w_uv.
     pub layout: Layout,
     /// The case.
@@ -335,6 +347,9 @@ pub struct LayerReport {
     pub tensors: Vec<Unit>,
     /// Probes of the engine, form by form; a broken one is a fault.
     pub probes: Vec<Probe>,
+    /// `--invariance`: the same requests run another way; a fault there is one of the run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub invariance: Vec<invariance::Variant>,
     /// Time that probes took, part of `seconds`.
     pub probe_seconds: f64,
     /// `--gates`: what other people's rules say of the outputs.
@@ -354,6 +369,9 @@ pub struct LayerReport {
     /// How the file was read where it could be read in two ways: rope factors, weights that it holds twice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// `--tp`: the ranks, and what should be the same on all of them and is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RanksReport>,
     /// Engine `reference`: largest difference between the forms, relative to the largest value.
     pub forms_agree: Option<f64>,
     /// Wall time.

@@ -57,6 +57,7 @@ pub fn layer(index: usize) -> LayerReport {
         contract_text: "exact".into(),
         judged: None,
         weights: Vec::new(),
+        stacks: Vec::new(),
         layout: Layout::Split,
         case: CaseReport {
             batch: "0+3,20+1".into(),
@@ -77,6 +78,7 @@ pub fn layer(index: usize) -> LayerReport {
         scalars: Vec::new(),
         tensors,
         probes: probes.to_vec(),
+        invariance: Vec::new(),
         probe_seconds: 0.25,
         gates: Vec::new(),
         cumulative: Vec::new(),
@@ -84,6 +86,7 @@ pub fn layer(index: usize) -> LayerReport {
         reference: Vec::new(),
         odd: Vec::new(),
         notes: Vec::new(),
+        ranks: None,
         forms_agree: None,
         seconds: 1.0 + index as f64,
         command: None,

@@ -128,6 +128,13 @@ impl Tensor {
         self.dtype.encode_into(values, &mut self.bytes[at..at + values.len() * n]);
     }
 
+    /// The bytes of columns of one row.
+    pub fn bytes_of(&self, row: usize, cols: Range<usize>) -> &[u8] {
+        let n = self.dtype.bytes();
+        let at = (row * self.cols + cols.start) * n;
+        &self.bytes[at..at + cols.len() * n]
+    }
+
     /// Stores bytes that are already encoded as columns of one row.
     pub fn write_bytes(&mut self, row: usize, first: usize, bytes: &[u8]) {
         let at = (row * self.cols + first) * self.dtype.bytes();

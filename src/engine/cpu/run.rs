@@ -26,10 +26,10 @@ const ATTENTION_ROWS: usize = 64;
 
 /// One run of one plan.
 pub struct Run<'a> {
-    engine: &'a CpuEngine,
+    pub(super) engine: &'a CpuEngine,
     contract: Contract,
-    sum: Sum,
-    layer: &'a Layer<'a>,
+    pub(super) sum: Sum,
+    pub(super) layer: &'a Layer<'a>,
     case: &'a Case,
 }
 
@@ -73,11 +73,11 @@ impl<'a> Run<'a> {
         Ok(served.try_for_each(|form| self.form(*form, &shared, sink))?)
     }
 
-    fn geometry(&self) -> &'a Geometry {
+    pub(super) fn geometry(&self) -> &'a Geometry {
         &self.layer.spec.geometry
     }
 
-    fn plan(&self) -> &'a Plan {
+    pub(super) fn plan(&self) -> &'a Plan {
         &self.case.plan
     }
 
@@ -86,6 +86,8 @@ impl<'a> Run<'a> {
             if w.is_norm() {
                 let values: Vec<f64> = self.norm_weight(w).iter().map(|v| f64::from(*v)).collect();
                 sink.norm(w, &values)?;
+            } else if self.show_slot(w, sink)? {
+                continue;
             } else if let Some(held) = self.held(w) {
                 sink.weight(w, &held)?;
             }
@@ -104,7 +106,7 @@ impl<'a> Run<'a> {
         held
     }
 
-    fn stored(&self, stage: Stage) -> DType {
+    pub(super) fn stored(&self, stage: Stage) -> DType {
         match stage {
             Stage::PartO => self.contract.partials,
             Stage::Lse | Stage::PartLse => self.contract.lse,
@@ -113,7 +115,7 @@ impl<'a> Run<'a> {
     }
 
     /// A deliberate gain on this stage.
-    fn gain(&self, stage: Stage) -> Option<Gain> {
+    pub(super) fn gain(&self, stage: Stage) -> Option<Gain> {
         self.engine.seams.gain.filter(|g| g.stage == stage && Gain::has_seam(stage))
     }
 
@@ -124,14 +126,18 @@ impl<'a> Run<'a> {
     }
 
     /// A stage's results as they are stored.
-    fn settle(&self, id: TensorId, t: Tensor) -> Tensor {
-        let Some(gain) = self.gain(id.stage) else { return t };
+    pub(super) fn settle(&self, id: TensorId, t: Tensor) -> Tensor {
+        let gain = self.gain(id.stage);
+        if gain.is_none() && t.dtype == self.stored(id.stage) {
+            return t;
+        }
         let mut out = Tensor::zeros(id, self.plan(), self.geometry(), self.stored(id.stage));
-        let columns = gain.columns(&t).unwrap_or(0..0);
+        let (columns, factor) = gain.map_or((None, 1.0), |g| (g.columns(&t), g.factor));
+        let columns = columns.unwrap_or(0..0);
         let mut row = vec![0.0; t.cols];
         for r in 0..t.rows {
             t.read(r, 0..t.cols, &mut row);
-            row[columns.clone()].iter_mut().for_each(|v| *v *= gain.factor);
+            row[columns.clone()].iter_mut().for_each(|v| *v *= factor);
             out.write(r, 0, &row);
         }
         out
@@ -144,7 +150,7 @@ impl<'a> Run<'a> {
     }
 
     /// Hands a shared tensor over and takes back what is to be used.
-    fn put(&self, sink: &mut dyn Sink, stage: Stage, tensor: Tensor) -> Result<Tensor, SinkError> {
+    pub(super) fn put(&self, sink: &mut dyn Sink, stage: Stage, tensor: Tensor) -> Result<Tensor, SinkError> {
         let id = TensorId::shared(stage);
         let mut tensor = self.settle(id, tensor);
         sink.tensor(id, &mut tensor)?;
@@ -155,9 +161,9 @@ impl<'a> Run<'a> {
     fn shared(&self, sink: &mut dyn Sink) -> Result<Shared, SinkError> {
         let (g, spec) = (self.geometry(), &self.layer.spec);
         let positions = &self.plan().positions;
-        let norm = |stage, input: &Tensor, width, weight, eps: f64| {
+        let norm = |stage, (input, first): (&Tensor, usize), width, weight, eps: f64| {
             let gamma = self.norm_weight(weight);
-            self.each_row(stage, input, 0..width, &|_, x| rms_norm(x, &gamma, eps as f32))
+            self.each_row(stage, input, first..first + width, &|_, x| rms_norm(x, &gamma, eps as f32))
         };
         let product = |stage, input: &Tensor, weight| {
             self.product(TensorId::shared(stage), input, 0..input.cols, weight)
@@ -171,12 +177,14 @@ impl<'a> Run<'a> {
         let attn_in = self.put(
             sink,
             Stage::AttnIn,
-            norm(Stage::AttnIn, &hidden, g.hidden, Weight::GAttn, spec.eps_attn),
+            norm(Stage::AttnIn, (&hidden, 0), g.hidden, Weight::GAttn, spec.eps_attn),
         )?;
         drop(hidden);
+        let mut stack = self.stacked(&attn_in);
         let q_raw = if g.q_rank > 0 {
-            let q_a = self.put(sink, Stage::QA, product(Stage::QA, &attn_in, Weight::WQA))?;
-            let normed = norm(Stage::QANormed, &q_a, g.q_rank, Weight::GQ, spec.eps_latent);
+            let (q_a, first) = self.down(sink, (Stage::QA, Weight::WQA), &attn_in, &mut stack)?;
+            let normed = norm(Stage::QANormed, (&q_a, first), g.q_rank, Weight::GQ, spec.eps_latent);
+            drop(q_a);
             let normed = self.put(sink, Stage::QANormed, normed)?;
             product(Stage::QRaw, &normed, Weight::WQB)
         } else {
@@ -194,11 +202,11 @@ impl<'a> Run<'a> {
         });
         drop(q_raw);
         let q = self.put(sink, Stage::Q, q)?;
-        let kv_a = self.put(sink, Stage::KvA, product(Stage::KvA, &attn_in, Weight::WKvA))?;
+        let (kv_a, first) = self.down(sink, (Stage::KvA, Weight::WKvA), &attn_in, &mut stack)?;
         drop(attn_in);
-        let latent = norm(Stage::KvCNormed, &kv_a, g.latent, Weight::GKv, spec.eps_latent);
+        let latent = norm(Stage::KvCNormed, (&kv_a, first), g.latent, Weight::GKv, spec.eps_latent);
         let latent = self.put(sink, Stage::KvCNormed, latent)?;
-        let k_pe = self.each_row(Stage::KPe, &kv_a, g.latent..g.cache(), &|t, x| {
+        let k_pe = self.each_row(Stage::KPe, &kv_a, first + g.latent..first + g.cache(), &|t, x| {
             self.turn(Stage::KPe, t).apply(x);
         });
         let k_pe = self.put(sink, Stage::KPe, k_pe)?;
@@ -227,7 +235,7 @@ impl<'a> Run<'a> {
     }
 
     /// A product with a whole weight.
-    fn product(&self, id: TensorId, input: &Tensor, cols: Range<usize>, weight: Weight) -> Tensor {
+    pub(super) fn product(&self, id: TensorId, input: &Tensor, cols: Range<usize>, weight: Weight) -> Tensor {
         let mut out = self.zeros(id);
         if let Some(w) = self.held(weight) {
             project(self.sum, input, cols, &Part { rows: 0..w.inner.rows(), weight: &w }, &mut out, 0);
@@ -456,13 +464,7 @@ impl<'a> Run<'a> {
     }
 
     /// Rows out of their parts, in float32.
-    fn merge(
-        &self,
-        form: Form,
-        (part_o, part_lse): (&Tensor, &Tensor),
-        o: &mut Tensor,
-        lse: &mut Tensor,
-    ) {
+    fn merge(&self, form: Form, (part_o, part_lse): (&Tensor, &Tensor), o: &mut Tensor, lse: &mut Tensor) {
         let (heads, parts) = (self.geometry().heads, self.plan().parts(form));
         let kernel = Kernel { sum: self.sum, c: 0.0, cast: None, seams: self.engine.seams };
         let part_rows = self.plan().part_rows(form);

@@ -203,6 +203,9 @@ fn buffer<'a>(scene: &Scene<'a>) -> Option<Hypothesis<'a>> {
 
 fn place(names: &[RowName], row: usize) -> String {
     match names.get(row) {
+        Some(RowName { request: Some(r), index, rank: Some(rank), .. }) => {
+            format!("row {index} of request {r} of rank {rank}")
+        }
         Some(RowName { request: Some(r), index, .. }) => format!("row {index} of request {r}"),
         _ => format!("row {row}"),
     }

@@ -95,7 +95,7 @@ pub fn grown(of: &Isolated, id: TensorId, c: &Chunk) -> Option<Grown> {
             let inputs = Inputs::of(of, id.form, seq, tokens, c.cols.start / c.cols.len().max(1))?;
             attention::grown(of.contract, &Parts::many(merged), head, &inputs, &c.x, *lse)
         }
-        Terms::Merge { .. } => return None,
+        Terms::Merge { .. } | Terms::Sum { .. } => return None,
     };
     // Nothing is known of what has no number.
     grown.most.mapv_inplace(|v| if v.is_nan() { f64::INFINITY } else { v });

@@ -109,6 +109,7 @@ impl Search<'_, '_> {
             | Stage::QLatent
             | Stage::K
             | Stage::V
+            | Stage::PartOut
             | Stage::Out => dtype == DType::F32,
             Stage::OLatent | Stage::AttnIn | Stage::QANormed | Stage::KvCNormed | Stage::Q | Stage::KPe => {
                 narrow

@@ -74,7 +74,7 @@ impl Session<'_> {
         if let Some(w) = id.stage.weights(g, id.form).iter().find(lacks_weight) {
             return Err(format!("{w} is not in the dump, and there is no model"));
         }
-        let split = plan.has(Stage::PartO, id.form);
+        let split = plan.joins(id.stage, id.form);
         let needs = |split| id.stage.inputs(g, id.form, split);
         let lacks = |s: &Stage| self.tensors.view(id.form).get(*s).is_none() && plan.has(*s, id.form);
         let merges = split && needs(true) != needs(false);
@@ -86,7 +86,8 @@ impl Session<'_> {
         if ready.parts {
             wanted.extend(needs(true));
             // Where every row is merged, nothing reads what its parts were computed from.
-            if self.settings.captured.is_some() && Phase::ALL.iter().all(|p| !plan.merged(id.form, *p).1) {
+            let all = || Phase::ALL.iter().all(|p| !plan.merged(id.form, *p).1);
+            if id.stage == Stage::Out || self.settings.captured.is_some() && all() {
                 wanted = needs(true).to_vec();
             }
         } else if merges {
