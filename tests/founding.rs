@@ -4,8 +4,9 @@ q_a and kv_a as one product, and the faults that this program was written for.
 Stacked, an engine's bits are those of two products. Then the founding faults, as rows of a table: slots of the stack in a
 file's order, the concatenation cut in equal chunks, the attention's output in a buffer that nobody reads. Each is named as what
 it is, in the tensor where it happens, while the norms that people print of `q`, `kv_c_normed` and `attn_out` stay within 10 %
-of a right run's: that nobody finds these faults by norms is the point.
+of a right run's: nobody finds these faults by norms.
 */
+#![allow(clippy::print_stdout)]
 
 mod common;
 
@@ -30,17 +31,17 @@ use std::path::PathBuf;
 const DSV3: &str = "models/dsv3.Q4_K_M-00001-of-00003.gguf";
 /// Slots of types that differ: Q8_0 and Q5_1.
 const MIXED: &str = "checkpoints/dsv3.mixed.gguf";
-/// More rows in q_a than in kv_a, as models have: 768 and 576.
-const SMALL: Preset = Preset {
-    name: "small",
+/// More rows in q_a than in kv_a, and as many heads as GLM-5 has: norms of a few heads are chance.
+const MANY_HEADS: Preset = Preset {
+    name: "many-heads",
     arch: "deepseek2",
-    hidden: 512,
-    heads: 4,
-    q_rank: 768,
-    latent: 512,
-    nope: 192,
-    rope: 64,
-    value: 256,
+    hidden: 256,
+    heads: 64,
+    q_rank: 96,
+    latent: 64,
+    nope: 16,
+    rope: 16,
+    value: 16,
     rope_base: Some(1e6),
     eps: 1e-5,
     context: 4096,
@@ -50,6 +51,17 @@ const SMALL: Preset = Preset {
     lengths: Lengths::Split,
     rope_factors: false,
     mla: MlaLayers::All,
+};
+/// A head of DeepSeek, for which kernels are there, and more rows in q_a than in kv_a.
+const ONE_HEAD: Preset = Preset {
+    name: "one-head",
+    heads: 1,
+    q_rank: 640,
+    latent: 512,
+    nope: 128,
+    rope: 64,
+    value: 128,
+    ..MANY_HEADS
 };
 
 /// Everything that an engine shows.
@@ -114,11 +126,11 @@ fn a_stack_has_the_bits_of_two_products() {
     }
 }
 
-/// A file with a layer of the small geometry.
-fn small(folder: &tempfile::TempDir) -> PathBuf {
-    let path = folder.path().join("small.gguf");
-    let preset: &'static Preset = Box::leak(Box::new(SMALL));
-    let types = FileType::by_name("Q4_K_M").unwrap();
+/// A file with a layer of this geometry.
+fn synth(folder: &tempfile::TempDir, preset: Preset) -> PathBuf {
+    let path = folder.path().join(format!("{}.gguf", preset.name));
+    let preset: &'static Preset = Box::leak(Box::new(preset));
+    let types = FileType::by_name("Q8_0").unwrap();
     write(&Spec::new(preset, types), &path, &mut |_, _| ()).unwrap();
     path
 }
@@ -186,52 +198,52 @@ struct Founding {
     fault: &'static str,
     /// The first tensor at fault, and what is said of it.
     first: &'static str,
-    says: &'static [&'static str],
+    says: String,
     /// Weights that are at fault too, and what is said of them.
     also: &'static [(&'static str, &'static str)],
     /// How q_a and kv_a may be computed.
-    as_: &'static [QkvA],
-    /// Which of `q`, `kv_c_normed`, `attn_out` may have norms that move by more than 10 %.
-    moves: &'static [&'static str],
+    qkv_a: &'static [QkvA],
+    /// Whether no norm moves at all, whatever the layer is: the tensors themselves are right.
+    norms_are_equal: bool,
 }
 
-/// Of a layer with so many rows of q_a.
-fn table(q_rank: usize) -> Vec<Founding> {
-    // 768 + 576 rows, or 256 + 576: the middle is row 672 or 416, and kv_a's rows from there on end at the stack's end or
-    // begin anew.
-    let more = q_rank > 576;
+/// Of a layer with so many rows of q_a and kv_a.
+fn table(q_a: usize, kv_a: usize) -> Vec<Founding> {
+    let middle = (q_a + kv_a) / 2;
+    let declared = format!("(q_a:{q_a} + kv_a:{kv_a})");
+    // Where q_a is the smaller part, kv_a's rows from the middle on are more than there are.
+    let anew = match (middle + kv_a).checked_sub(q_a + kv_a) {
+        None | Some(0) => String::new(),
+        Some(n) => format!("; its last {n} rows are the stack's first"),
+    };
     vec![
         Founding {
             fault: "slots-permuted",
             first: "w_q_a",
-            says: if more {
-                &["slots of qkv_a are permuted: it is laid (kv_a:576 + q_a:768), declared (q_a:768 + kv_a:576)"]
-            } else {
-                &["slots of qkv_a are permuted: it is laid (kv_a:576 + q_a:256), declared (q_a:256 + kv_a:576)"]
-            },
+            says: format!(
+                "slots of qkv_a are permuted: it is laid (kv_a:{kv_a} + q_a:{q_a}), declared {declared}"
+            ),
             also: &[("w_kv_a", "slots of qkv_a are permuted")],
-            as_: &[QkvA::Stacked],
-            moves: &[],
+            qkv_a: &[QkvA::Stacked],
+            norms_are_equal: false,
         },
         Founding {
             fault: "equal-chunks",
             first: "w_kv_a",
-            says: if more {
-                &["qkv_a is cut at row 672, not 768: the concatenation was cut in equal chunks"]
-            } else {
-                &["qkv_a is cut at row 416, not 256: the concatenation was cut in equal chunks", "its last 160 rows"]
-            },
+            says: format!(
+                "qkv_a is cut at row {middle}, not {q_a}: the concatenation was cut in equal chunks{anew}"
+            ),
             also: &[],
-            as_: &[QkvA::Stacked],
-            moves: &[],
+            qkv_a: &[QkvA::Stacked],
+            norms_are_equal: false,
         },
         Founding {
             fault: "phantom-output",
             first: "out",
-            says: &["zeros throughout, never written or written from nothing"],
+            says: "zeros throughout, never written or written from nothing".into(),
             also: &[],
-            as_: &[QkvA::Split, QkvA::Stacked],
-            moves: &[],
+            qkv_a: &[QkvA::Split, QkvA::Stacked],
+            norms_are_equal: true,
         },
     ]
 }
@@ -262,19 +274,31 @@ fn judged(path: &std::path::Path, o: &Options) -> Vec<Unit> {
     })
 }
 
-fn founding(path: &std::path::Path, engine: EngineKind, q_rank: usize) {
-    let base = options(engine, &std::env::var("BATCH").unwrap_or("0+6,20+1".into()));
-    let clean = judged(path, &base);
+/// A layer and how it is run.
+struct Subject {
+    path: PathBuf,
+    engine: EngineKind,
+    batch: &'static str,
+    forms: Vec<Form>,
+    /// Whether norms of `q`, `kv_c_normed` and `attn_out` stay within 10 % under every fault. Other rows than the right
+    /// ones have the same sizes; what is left is chance, and it is small over many heads and tokens.
+    norms_stay: bool,
+}
+
+fn founding(subject: &Subject) {
+    let base = Options { forms: subject.forms.clone(), ..options(subject.engine, subject.batch) };
+    let clean = judged(&subject.path, &base);
     assert_eq!(overall(&clean), Verdict::Rounding);
     let right = norms(&clean);
-    for f in table(q_rank) {
-        for qkv_a in f.as_ {
+    let rows = |name: &str| clean.iter().find(|u| u.tensor == name).unwrap().shape[0];
+    for f in table(rows("w_q_a"), rows("w_kv_a")) {
+        for qkv_a in f.qkv_a {
             let fault = Some(Fault::parse(f.fault, 0).unwrap());
-            let units = judged(path, &Options { fault, qkv_a: *qkv_a, ..base.clone() });
+            let units = judged(&subject.path, &Options { fault, qkv_a: *qkv_a, ..base.clone() });
             let first = origins(&units).next().unwrap();
             assert_eq!((first.tensor, first.verdict), (f.first, Verdict::Fault), "{}", f.fault);
             let text = said(first);
-            assert!(f.says.iter().all(|s| text.contains(s)), "{}: {text}", f.fault);
+            assert!(text.contains(&f.says), "{}: {text}", f.fault);
             for (tensor, says) in f.also {
                 let unit = units.iter().find(|u| u.tensor == *tensor).unwrap();
                 assert!(said(unit).contains(says), "{}: {}", f.fault, said(unit));
@@ -283,30 +307,53 @@ fn founding(path: &std::path::Path, engine: EngineKind, q_rank: usize) {
             let wrong = units.iter().filter(weights).count();
             assert_eq!(wrong, f.also.len() + usize::from(f.first.starts_with("w_")), "{}", f.fault);
             let shown = norms(&units);
+            let most = match (f.norms_are_equal, subject.norms_stay) {
+                (true, _) => 0.0,
+                (false, true) => 10.0,
+                (false, false) => continue,
+            };
             assert_eq!(shown.len(), right.len(), "{}", f.fault);
             let by = |(key, norm): (&Key, &f64)| (*key, (norm / right[key] - 1.0) * 100.0);
             let moved: Vec<(Key, f64)> = shown.iter().map(by).collect();
-            if std::env::var_os("SHOW").is_some() { eprintln!("{} {moved:?}", f.fault); continue; }
-            let far = moved.iter().filter(|(key, by)| by.abs() > 10.0 && !f.moves.contains(&key.0));
-            assert_eq!(far.count(), 0, "{} moves norms by %: {moved:?}", f.fault);
+            println!("{}: {moved:?}", f.fault);
+            assert!(moved.iter().all(|(_, by)| by.abs() <= most), "{} moves norms by %: {moved:?}", f.fault);
         }
     }
 }
 
 #[test]
-fn founding_faults_are_named_on_a_fixture_while_norms_stay() {
-    founding(&fixture(DSV3), EngineKind::Cpu, 256);
+fn founding_faults_are_named_on_a_fixture() {
+    founding(&Subject {
+        path: fixture(DSV3),
+        engine: EngineKind::Cpu,
+        batch: "0+6,20+1",
+        forms: Form::ALL.to_vec(),
+        norms_stay: false,
+    });
 }
 
 #[test]
-fn founding_faults_are_named_on_a_layer_with_more_rows_of_q_a_while_norms_stay() {
+fn founding_faults_are_named_on_a_layer_of_many_heads_while_norms_stay() {
     let folder = tempfile::tempdir().unwrap();
-    founding(&small(&folder), EngineKind::Cpu, 768);
+    founding(&Subject {
+        path: synth(&folder, MANY_HEADS),
+        engine: EngineKind::Cpu,
+        batch: "0+40,20+1,33+1,47+1",
+        forms: Form::ALL.to_vec(),
+        norms_stay: true,
+    });
 }
 
 #[test]
-fn founding_faults_are_named_on_the_ptx_machine_while_norms_stay() {
-    founding(&fixture(DSV3), EngineKind::Ptx, 256);
+fn founding_faults_are_named_on_the_ptx_machine() {
     let folder = tempfile::tempdir().unwrap();
-    founding(&small(&folder), EngineKind::Ptx, 768);
+    for path in [fixture(DSV3), synth(&folder, ONE_HEAD)] {
+        founding(&Subject {
+            path,
+            engine: EngineKind::Ptx,
+            batch: "0+3,4+1",
+            forms: vec![Form::Absorbed],
+            norms_stay: false,
+        });
+    }
 }
