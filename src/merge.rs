@@ -192,7 +192,9 @@ fn of(s: &Source) -> impl Iterator<Item = Part> {
         let mut says = value(l);
         if let Some(all) = says.as_object_mut() {
             // What was measured of time, what was known before, and what was only shown on request.
-            for field in ["seconds", "probe_seconds", "command", "gates", "cumulative", "reference_cache"] {
+            for field in
+                ["seconds", "probe_seconds", "command", "gates", "cumulative", "invariance", "reference_cache"]
+            {
                 all.remove(field);
             }
         }
@@ -242,7 +244,7 @@ fn once(parts: Vec<Part>) -> Result<Vec<Part>, MergeError> {
             Some(i) => {
                 // One of them stays: what was shown more, then the least in order.
                 let rank = |p: &Part| {
-                    let shown = p.layer.gates.len() + p.layer.cumulative.len();
+                    let shown = p.layer.gates.len() + p.layer.cumulative.len() + p.layer.invariance.len();
                     (usize::MAX - shown, value(&p.layer).to_string())
                 };
                 if rank(&p) < rank(&kept[i]) {

@@ -54,6 +54,10 @@ pub struct Setup {
     dtype: String,
     seed: u64,
     page_size: usize,
+    #[serde(default)]
+    route: Option<usize>,
+    #[serde(default)]
+    context_chunk: Option<usize>,
     hidden: String,
     convention: String,
     contract: String,
@@ -65,7 +69,7 @@ pub struct Setup {
 struct Mark {
     kind: Kind,
     layer: usize,
-    /// Tensor, probe or scalar.
+    /// Tensor, probe, scalar or variant.
     name: String,
     form: Option<Form>,
     phase: Option<Phase>,
@@ -85,6 +89,7 @@ enum Kind {
     Tensor,
     Probe,
     Scalar,
+    Variant,
 }
 
 impl Setup {
@@ -101,6 +106,8 @@ impl Setup {
             dtype: options.dtype.name().into(),
             seed: options.seed,
             page_size: options.page_size,
+            route: options.route,
+            context_chunk: options.context_chunk,
             hidden: if options.hidden.is_some() { "given" } else { "drawn" }.into(),
             convention: options.reading.convention.name().into(),
             contract: options.contract.to_string(),
@@ -177,6 +184,7 @@ impl Mark {
             Kind::Tensor => "",
             Kind::Probe => "probe ",
             Kind::Scalar => "scalar ",
+            Kind::Variant => "variant ",
         };
         format!("{kind}{form}{}{phase} of layer {}", self.name, self.layer)
     }
@@ -191,6 +199,8 @@ fn marks(report: &Report) -> Vec<Mark> {
         all.extend(l.tensors.iter().filter(wrong).map(|u| Mark::of_unit(l.layer, u)));
         let probes = l.probes.iter().filter(|p| p.broken());
         all.extend(probes.map(|p| Mark::plain(Kind::Probe, l.layer, p.name, Some(p.form))));
+        let variants = l.invariance.iter().filter(|v| v.verdict() == Verdict::Fault);
+        all.extend(variants.map(|v| Mark::plain(Kind::Variant, l.layer, v.name, None)));
     }
     all
 }

@@ -12,13 +12,14 @@ Every value is a function of (seed, what, index) through a counter-based generat
 added or left out without changing the others, and thread counts change nothing.
 */
 
+use super::pages::{lay_out, needed};
 use super::{Batch, Case};
 use mla_numeric::DType;
 use mla_reference::elementwise::{pair, rope_table};
 use mla_reference::product::{Dense, product};
 use mla_reference::rows::dense;
 use mla_reference::{
-    Contract, Evaluator, Given, Plan, Regime, Sequence, Source, Spec, Stage, Weight, Weights,
+    Contract, Evaluator, Given, Plan, Regime, Route, Sequence, Source, Spec, Stage, Weight, Weights,
 };
 use ndarray::{Array2, ArrayView1, s};
 use std::collections::HashMap;
@@ -42,9 +43,11 @@ pub struct Draw<'a> {
     pub page_size: usize,
     /// Splits of the keys in decode.
     pub splits: usize,
+    /// Which form serves which request, and chunks of context.
+    pub route: Route,
     /// Dtype of activations.
     pub dtype: DType,
-    /// Real hidden states, [token, hidden], instead of drawn ones.
+    /// Real hidden states, [token, hidden], instead of drawn ones; tokens in the order of the batch, however it is routed.
     pub hidden: Option<Array2<f64>>,
     /// The layer.
     pub spec: &'a Spec,
@@ -122,6 +125,11 @@ impl Draw<'_> {
             return Err(HiddenError::NotFinite { value, dtype: self.dtype, row, column });
         }
         let hidden = hidden.mapv(|v| self.dtype.round(v));
+        // A request has the same inputs wherever it stands.
+        let hidden = match self.route.threshold {
+            None => hidden,
+            Some(_) => hidden.select(ndarray::Axis(0), &self.batch.tokens(&plan.order())),
+        };
         let mut given = Given { hidden, context: Vec::new() };
         let own = Own::new(&self, &plan, &given);
         let mut notes = Vec::new();
@@ -136,21 +144,21 @@ impl Draw<'_> {
     }
 
     fn plan(&self) -> Plan {
-        let (mut positions, mut token_request, mut ranges) = (Vec::new(), Vec::new(), Vec::new());
-        for (i, r) in self.batch.0.iter().enumerate() {
-            ranges.push(positions.len()..positions.len() + r.new);
+        let (mut positions, mut token_request) = (Vec::new(), Vec::new());
+        let mut ranges = vec![0..0; self.batch.0.len()];
+        let order = self.batch.order(self.route.threshold);
+        for (i, r) in order.iter().map(|i| (*i, &self.batch.0[*i])) {
+            ranges[i] = positions.len()..positions.len() + r.new;
             positions.extend((r.context..r.total()).map(|p| p as u64));
             token_request.extend(std::iter::repeat_n(i, r.new));
         }
         let mut sequences: Vec<Sequence> = Vec::new();
-        let mut pages = 0;
         for (nth, &regime) in self.regimes.iter().enumerate() {
-            for (i, r) in self.batch.0.iter().enumerate() {
+            for (i, r) in order.iter().map(|i| (*i, &self.batch.0[*i])) {
                 // Without context the regimes do not differ.
                 if nth > 0 && r.context == 0 {
                     continue;
                 }
-                pages += r.total().div_ceil(self.page_size);
                 sequences.push(Sequence {
                     request: i,
                     regime,
@@ -160,21 +168,10 @@ impl Draw<'_> {
                 });
             }
         }
-        let pages = pages + SPARE_PAGES;
-        // A shuffled page table: no two neighbouring pages of a request are neighbours in the pool.
-        let mut order: Vec<usize> = (0..pages).collect();
-        let mut rng = Stream::new(self.seed, PAGES, 0);
-        for i in (1..pages).rev() {
-            order.swap(i, rng.below(i + 1));
-        }
-        let mut next = order.into_iter();
-        for seq in &mut sequences {
-            let keys = seq.keys();
-            let own: Vec<usize> = next.by_ref().take(keys.div_ceil(self.page_size)).collect();
-            seq.slots =
-                (0..keys).map(|p| own[p / self.page_size] * self.page_size + p % self.page_size).collect();
-        }
-        Plan { positions, token_request, sequences, page_size: self.page_size, pages, splits: self.splits }
+        let pages = needed(&sequences, self.page_size) + SPARE_PAGES;
+        lay_out(&mut sequences, self.page_size, pages, Stream::new(self.seed, PAGES, 0));
+        let (page_size, splits, route) = (self.page_size, self.splits, self.route);
+        Plan { positions, token_request, sequences, page_size, pages, splits, route, ranks: 1 }
     }
 
     fn draw_hidden(&self, tokens: usize) -> Array2<f64> {

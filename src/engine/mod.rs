@@ -109,6 +109,10 @@ pub trait Engine {
     fn seams(&self) -> Option<&cpu::Seams> {
         None
     }
+    /// The same engine with so many splits of the keys in decode; None: it has only its own.
+    fn with_splits(&self, _splits: usize) -> Option<Box<dyn Engine + '_>> {
+        None
+    }
     /// The roundings it declares, known before the run.
     fn contract(&self) -> Contract;
     /// Runs one plan in these forms; weights first, then stages in table order, shared ones once.

@@ -9,7 +9,7 @@ use mla_numeric::U;
 use mla_reference::attention::merge_weights;
 use mla_reference::elementwise::{declared_table, pair, step};
 use mla_reference::product::Rows;
-use mla_reference::{Contract, Form, Operands, Phase, RopeAngle, Stage, Terms, Weight};
+use mla_reference::{Contract, Form, Operands, RopeAngle, Stage, Terms, Weight};
 use ndarray::ArrayView2;
 
 /// Of all stages but attention.
@@ -25,6 +25,7 @@ pub fn made(e: &Element) -> Made {
             let size = size.get([e.i, e.j]).copied();
             merge(e, *lse, (spread.get(e.i).copied().unwrap_or(0.0), size))
         }
+        Terms::Sum { size, parts } => sum(e, *parts, size.get([e.i, e.j]).copied()),
         _ => copy(e),
     }
 }
@@ -41,6 +42,12 @@ fn factors(e: &Element, k: usize) -> Option<Factors> {
         Stage::QRaw if g.q_rank == 0 => ((Stage::AttnIn, row, k), (Weight::WQ, col, k)),
         Stage::QRaw => ((Stage::QANormed, row, k), (Weight::WQB, col, k)),
         Stage::Out => ((Stage::AttnOut, row, k), (Weight::WO, col, k)),
+        Stage::PartOut => {
+            let plan = &e.of.isolated.case.plan;
+            let rows = plan.rows(Stage::Out, e.id.form).max(1);
+            let at = row / rows * (g.values() / plan.ranks.max(1)) + k;
+            ((Stage::AttnOut, row % rows, at), (Weight::WO, col, at))
+        }
         Stage::V => ((Stage::Cache, slot(e)?, k), (Weight::WUv, col, k)),
         Stage::K => {
             let (h, j) = (col / g.key(), col % g.key());
@@ -247,7 +254,7 @@ fn copy(e: &Element) -> Made {
             slot(e).map(|s| e.sources.input(Stage::Cache, s, g.latent + e.col % g.key() - g.nope, None))
         }
         Stage::Cache => {
-            let name = plan.names(Stage::Cache).get(e.row).copied();
+            let name = plan.names(Stage::Cache, None).get(e.row).copied();
             let at = name.and_then(|n| Some((n.sequence?, n.index)));
             at.map(|(s, position)| {
                 let seq = &plan.sequences[s];
@@ -283,11 +290,31 @@ fn copy(e: &Element) -> Made {
     made
 }
 
+/// `out` of the ranks' parts.
+fn sum(e: &Element, parts: usize, size: Option<f64>) -> Made {
+    let rows = e.of.isolated.case.plan.rows(Stage::Out, e.id.form);
+    let values: Vec<Operand> =
+        (0..parts).map(|r| e.sources.input(Stage::PartOut, r * rows + e.row, e.col, None)).collect();
+    let each: Vec<f64> = values.iter().map(|v| v.value).collect();
+    let mut made = Made::default();
+    made.sums.push(Sum::among("x", &each, e.shown, |r| {
+        Term::new(format!("rank {r}"), vec![values[r].clone()], each[r])
+    }));
+    made.notes.push("summed in float32: its roundings are in the bound, not in x".into());
+    let n = parts.saturating_sub(1) as f64 * U;
+    made.parts.push(Part::new("relative error of ranks − 1 additions", n / (1.0 - n)));
+    if let Some(size) = size {
+        made.parts.push(Part::new("times Σ|part_out|", size));
+    }
+    made
+}
+
 fn merge(e: &Element, lse: bool, (spread, size): (f64, Option<f64>)) -> Made {
     let (plan, g) = (&e.of.isolated.case.plan, &e.of.isolated.spec.geometry);
-    let (splits, steps) = (plan.splits, plan.decode_rows());
-    let decode = plan.attention_rows().filter(|(_, s, _)| s.phase() == Phase::Decode);
-    let index = decode.map(|(_, _, r)| r.start).position(|start| start == e.row).unwrap_or(0);
+    let form = e.id.form.unwrap_or(Form::Fused);
+    let (splits, steps) = (plan.parts(form), plan.part_rows(form));
+    let index = plan.part_sequences(form).flat_map(|(_, _, rows, _)| rows).position(|row| row == e.row);
+    let index = index.unwrap_or(0);
     let width = match (lse, e.id.form) {
         (true, _) => 1,
         (_, Some(Form::Absorbed)) => g.latent,

@@ -10,7 +10,7 @@ use crate::trace::{Tensor, TensorId};
 use mla_reference::elementwise::{rope_table, rotate};
 use mla_reference::product::Rows;
 use mla_reference::rows::Patched;
-use mla_reference::{Phase, Plan, Spec, Stage, Weight, Weights};
+use mla_reference::{Plan, Spec, Stage, Weight, Weights};
 use std::collections::BTreeMap;
 
 /// Draws of an element before any magnitude will do.
@@ -118,8 +118,7 @@ impl<'a> Alter<'a> {
         plan: &'a Plan,
         inner: &'a mut dyn Sink,
     ) -> Result<Alter<'a>, FaultError> {
-        let wanted = fault.seams();
-        let inside = wanted != Seams::default() && seams == Some(&wanted);
+        let inside = fault.inside(seams);
         if fault.needs_seams() && !inside {
             return Err(FaultError::Nowhere(
                 "this engine has no seam for the fault".into(),
@@ -139,7 +138,7 @@ impl<'a> Alter<'a> {
                 format!("head {} does not exist", a.max(b)),
                 format!("choose heads below {}", self.spec.geometry.heads),
             ),
-            Kind::MergeBase if !self.plan.is_split(Phase::Decode) => nowhere(
+            Kind::MergeBase if !self.plan.has_parts() => nowhere(
                 "nothing is merged in this run".into(),
                 "pass --splits 2 or more, and a request of one new token".into(),
             ),
@@ -158,6 +157,8 @@ impl<'a> Alter<'a> {
             | Kind::ForeignPage(_)
             | Kind::MergeBase
             | Kind::NoRescale
+            | Kind::ShardZero(_)
+            | Kind::LostRank(_)
             | Kind::SlotsPermuted
             | Kind::EqualChunks => Ok(()),
             _ if self.hits == 0 => nowhere(

@@ -17,10 +17,7 @@ pub type SlotRows<'a> = Stacked<Part<'a>>;
 ///
 /// # Errors
 /// Nothing to stack; a fault that changes nothing here.
-pub fn slots<'a>(
-    fault: &Fault,
-    weights: &'a dyn Weights,
-) -> Result<Vec<(Weight, SlotRows<'a>)>, FaultError> {
+pub fn slots<'a>(fault: &Fault, weights: &'a dyn Weights) -> Result<Vec<(Weight, SlotRows<'a>)>, FaultError> {
     if !fault.stacks() {
         return Ok(Vec::new());
     }

@@ -7,6 +7,7 @@ first context rows are one-hot latents. Hidden states and the other rows are sta
 values is nothing that a probe depends on.
 */
 
+use crate::case::pages::{lay_out, needed};
 use crate::case::{Batch, Case, Request, Stream};
 use mla_numeric::DType;
 use mla_reference::{Given, Plan, Regime, Sequence};
@@ -88,12 +89,10 @@ impl Common {
 
     fn case(&self, requests: &[(usize, usize)]) -> Case {
         let (mut positions, mut token_request, mut sequences) = (Vec::new(), Vec::new(), Vec::new());
-        let mut pages = SPARE;
         for (request, &(context, new)) in requests.iter().enumerate() {
             let first = positions.len();
             positions.extend((context..context + new).map(|p| p as u64));
             token_request.extend(std::iter::repeat_n(request, new));
-            pages += (context + new).div_ceil(self.page_size);
             sequences.push(Sequence {
                 request,
                 regime: Regime::Random,
@@ -103,19 +102,8 @@ impl Common {
             });
         }
         // An even number, so that no page stays where it is when the pool is mirrored.
-        pages += pages % 2;
-        let mut order: Vec<usize> = (0..pages).collect();
-        let mut rng = Stream::new(self.seed, PAGES, 0);
-        for i in (1..pages).rev() {
-            order.swap(i, rng.below(i + 1));
-        }
-        let mut next = order.into_iter();
-        for s in &mut sequences {
-            let own: Vec<usize> = next.by_ref().take(s.keys().div_ceil(self.page_size)).collect();
-            s.slots = (0..s.keys())
-                .map(|p| own[p / self.page_size] * self.page_size + p % self.page_size)
-                .collect();
-        }
+        let pages = (SPARE + needed(&sequences, self.page_size)).next_multiple_of(2);
+        lay_out(&mut sequences, self.page_size, pages, Stream::new(self.seed, PAGES, 0));
         let mut hidden = Array2::zeros((positions.len(), self.hidden));
         for (t, mut row) in hidden.rows_mut().into_iter().enumerate() {
             let mut rng = Stream::new(self.seed, HIDDEN, t as u64);
@@ -132,6 +120,7 @@ impl Common {
                 page_size: self.page_size,
                 pages,
                 splits: self.splits,
+                ..Plan::default()
             },
             given: Given { hidden, context },
             notes: Vec::new(),

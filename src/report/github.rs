@@ -7,6 +7,7 @@ left out and counted.
 */
 
 use super::finding::{bad, sentences, short};
+use super::invariance::Variant;
 use super::{LayerReport, Report, markdown};
 use crate::judge::{Unit, Verdict};
 use crate::probe::Outcome;
@@ -109,6 +110,10 @@ fn layer(l: &LayerReport) -> Vec<Annotation> {
             all.push(Annotation::of(Verdict::Fault, title, message));
         }
     }
+    for v in l.invariance.iter().filter(|v| v.wrong()) {
+        let title = format!("mla-check: {} under --invariance in layer {}, {}", v.word(), l.layer, v.name);
+        all.push(Annotation::of(v.verdict(), title, format!("{}: {}\n{engine}", v.changes, v.sentence())));
+    }
     if all.is_empty() && l.verdict.row().exit != 0 {
         let without = |u: &&Unit| u.verdict == l.verdict && !u.unexpected();
         let names: Vec<String> = l.tensors.iter().filter(without).map(Unit::title).collect();
@@ -142,7 +147,9 @@ pub fn summary(report: &Report, room: usize) -> String {
     }
     out.push('\n');
     let mut parts = vec![layers(report)];
-    let issues = report.layers.iter().filter(|l| bad(l).iter().any(|u| !u.verdict.differs()));
+    let wrong = |l: &&LayerReport| l.invariance.iter().any(Variant::wrong);
+    let issues =
+        report.layers.iter().filter(|l| bad(l).iter().any(|u| !u.verdict.differs()) || wrong(l));
     parts.extend(issues.map(|l| format!("{}\n", markdown::issue(report, l))));
     parts.extend(report.layers.iter().map(tensors));
     // The last line is kept room for.
@@ -180,7 +187,9 @@ fn layers(report: &Report) -> String {
         let first = bad(l).first().map_or(String::new(), |u| format!("`{}`", u.title()));
         let probes = l.probes.iter().filter(|p| p.broken()).count();
         let probes = if probes > 0 { format!("{probes} broken probes") } else { String::new() };
-        let found = [first, probes].into_iter().filter(|t| !t.is_empty()).collect::<Vec<_>>().join("; ");
+        let wrong: Vec<&str> = l.invariance.iter().filter(|v| v.wrong()).map(|v| v.name).collect();
+        let wrong = if wrong.is_empty() { String::new() } else { format!("invariance: {}", wrong.join(", ")) };
+        let found = [first, probes, wrong].into_iter().filter(|t| !t.is_empty()).collect::<Vec<_>>().join("; ");
         format!(
             "| {} | {} | {} | {} | {} | {found} | {:.1} s |",
             l.layer,

@@ -7,6 +7,7 @@ of its own, so that the file passes where the exit code is 0 and only there.
 */
 
 use super::finding::{sentences, title};
+use super::invariance::{Outcome as VariantOutcome, Variant};
 use super::{Lack, LayerReport, Report};
 use crate::judge::{Status, Unit, Verdict, Which};
 use crate::probe::{Outcome, Probe};
@@ -18,7 +19,7 @@ use std::time::Duration;
 /// One test of a file, before it is XML.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
-    /// Form, `weights`, `shared` or `layer`.
+    /// Form, `weights`, `shared`, `invariance` or `layer`.
     pub group: &'static str,
     /// Phase and tensor, or probe.
     pub name: String,
@@ -33,7 +34,7 @@ pub struct Case {
 }
 
 /// Groups in the order of suites.
-const GROUPS: [&str; 5] = ["layer", "weights", "shared", "fused", "absorbed"];
+const GROUPS: [&str; 6] = ["layer", "weights", "shared", "fused", "absorbed", "invariance"];
 
 /// A report as a file.
 ///
@@ -130,6 +131,7 @@ pub fn cases(l: &LayerReport) -> Vec<Case> {
     let mut all: Vec<Case> = l.scalars.iter().map(scalar).collect();
     all.extend(l.tensors.iter().map(|u| unit(l, u)));
     all.extend(l.probes.iter().map(probe));
+    all.extend(l.invariance.iter().map(variant));
     let worst = all.iter().map(|c| c.status).max();
     let row = l.verdict.row();
     // Nothing above says what the layer's verdict says: nothing was compared, forms disagree.
@@ -217,6 +219,24 @@ fn probe(p: &Probe) -> Case {
         kind: kind.into(),
         text: if p.broken() { format!("{message}\nlook at: {}", p.says) } else { String::new() },
         message,
+    }
+}
+
+fn variant(v: &Variant) -> Case {
+    let message = format!("{}: {}", v.word(), v.sentence());
+    let text = match &v.outcome {
+        VariantOutcome::Fault { said, .. } => format!("{message}\n{}", said.join("\n")),
+        VariantOutcome::Broke { what } => what.clone(),
+        VariantOutcome::Rounding => message.clone(),
+        _ => String::new(),
+    };
+    Case {
+        group: "invariance",
+        name: format!("invariance {}", v.name),
+        status: v.verdict().row().junit,
+        kind: v.word().into(),
+        message,
+        text,
     }
 }
 

@@ -5,7 +5,7 @@ It is short on purpose and names no file but the model: a report that says too m
 */
 
 use super::finding::{bad, sentences, title};
-use super::{LayerReport, Report};
+use super::{LayerReport, Report, invariance};
 use std::fmt::Write;
 
 /// Findings shown in full.
@@ -47,6 +47,7 @@ pub fn issue(report: &Report, l: &LayerReport) -> String {
         let names: Vec<String> = findings[SHOWN..].iter().map(|u| format!("`{}`", u.title())).collect();
         let _ = writeln!(out, "- evidence of their own also in {}", names.join(", "));
     }
+    out += &invariance::bullets(l);
     let _ = writeln!(out, "\n| | |\n|---|---|");
     let mut row = |name: &str, text: &str| {
         let _ = writeln!(out, "| {name} | {} |", text.replace('|', "\\|"));
@@ -63,6 +64,12 @@ pub fn issue(report: &Report, l: &LayerReport) -> String {
             c.batch, c.dtype, c.seed, c.page_size, c.splits
         ),
     );
+    if let Some(all) = invariance::cell(l) {
+        row("invariance", &all);
+    }
+    for (label, text) in c.ways() {
+        row(label, &text);
+    }
     let _ = writeln!(out, "\n```\n{}\n```", report.command_of(l));
     out
 }

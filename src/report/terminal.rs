@@ -7,7 +7,8 @@ Colours are ANSI sequences that the writer strips where they are not wanted; no 
 */
 
 use super::finding;
-use super::{LayerReport, Report, blocks, markdown, table};
+use super::invariance::{self, Variant};
+use super::{LayerReport, Report, blocks, markdown, ranks, table};
 use crate::judge::{Unit, Verdict, Which};
 use mla_reference::Form;
 use std::fmt::Write;
@@ -201,6 +202,9 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         &format!("{} in {}, contexts {}; {pages}", c.batch, c.dtype, c.regimes.join(" and ")),
         width,
     );
+    for (label, text) in c.ways() {
+        wrapped(out, &format!("{label:<10}"), &text, width);
+    }
     for n in &c.notes {
         wrapped(out, "          ", n, width);
     }
@@ -212,9 +216,12 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
             width,
         );
     }
+    ranks::line(out, l, width);
     blocks::probes(out, l, width);
     out.push('\n');
     table::table(out, l, width);
+    ranks::norms(out, l, width);
+    invariance::text(out, l, width);
     blocks::gates(out, l, width);
     blocks::cumulative(out, l, width);
     for o in &l.odd {
@@ -231,7 +238,7 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         );
     }
     let _ = writeln!(out, "\n{:.1} s\n", l.seconds);
-    if broken {
+    if broken || l.invariance.iter().any(Variant::wrong) {
         paste(out, report, l);
     }
 }

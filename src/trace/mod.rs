@@ -68,7 +68,7 @@ impl Tensor {
     pub fn zeros(id: TensorId, plan: &Plan, g: &mla_reference::Geometry, dtype: DType) -> Tensor {
         let axes = id.stage.axes(id.form);
         let shape = plan.shape(id.stage, id.form, g);
-        let rows = plan.rows(id.stage);
+        let rows = plan.rows(id.stage, id.form);
         let total: usize = shape.iter().product();
         let cols = total.checked_div(rows).unwrap_or(0);
         Tensor { dtype, axes, shape, rows, cols, bytes: vec![0; total * dtype.bytes()] }

@@ -94,6 +94,10 @@ impl Engine for CpuEngine {
         Some(&self.seams)
     }
 
+    fn with_splits(&self, splits: usize) -> Option<Box<dyn Engine + '_>> {
+        Some(Box::new(CpuEngine { splits, ..*self }))
+    }
+
     fn contract(&self) -> Contract {
         Contract {
             norm_weights: DType::F32,

@@ -70,6 +70,22 @@ impl<D: Device> KernelEngine<D> {
         Ok(KernelEngine { name, contract, splits, qkv_a: QkvA::Split, inner })
     }
 
+    /// Runs with these splits and the contract that says so.
+    fn run_split(
+        &self,
+        (splits, contract): (usize, Contract),
+        layer: &Layer,
+        case: &Case,
+        forms: &[Form],
+        sink: &mut dyn Sink,
+    ) -> Result<(), EngineError> {
+        fits(self.name, splits, layer, case)?;
+        let mut inner = self.inner.borrow_mut();
+        let (device, code) = &mut *inner;
+        let mut machine = Machine::new(device, code, scalars(&layer.spec.geometry));
+        run::Run::new(&mut machine, (contract, self.qkv_a), layer, case, sink)?.all(forms, sink)
+    }
+
     /// Lends the device.
     pub fn with_device<T>(&self, use_it: impl FnOnce(&mut D) -> T) -> T {
         use_it(&mut self.inner.borrow_mut().0)
@@ -134,6 +150,11 @@ impl<D: Device> Engine for KernelEngine<D> {
         Description { name: self.name.into(), device, kernels, compilers: code.compilers().to_vec() }
     }
 
+    fn with_splits(&self, splits: usize) -> Option<Box<dyn Engine + '_>> {
+        let contract = Contract { splits: splits.into(), ..self.contract };
+        Some(Box::new(Split { engine: self, contract, splits }))
+    }
+
     fn contract(&self) -> Contract {
         self.contract
     }
@@ -145,10 +166,33 @@ impl<D: Device> Engine for KernelEngine<D> {
         forms: &[Form],
         sink: &mut dyn Sink,
     ) -> Result<(), EngineError> {
-        fits(self.name, self.splits, layer, case)?;
-        let mut inner = self.inner.borrow_mut();
-        let (device, code) = &mut *inner;
-        let mut machine = Machine::new(device, code, scalars(&layer.spec.geometry));
-        run::Run::new(&mut machine, (self.contract, self.qkv_a), layer, case, sink)?.all(forms, sink)
+        self.run_split((self.splits, self.contract), layer, case, forms, sink)
+    }
+}
+
+/// The same kernels on the same device, with other splits.
+struct Split<'a, D: Device> {
+    engine: &'a KernelEngine<D>,
+    contract: Contract,
+    splits: usize,
+}
+
+impl<D: Device> Engine for Split<'_, D> {
+    fn describe(&self) -> Description {
+        self.engine.describe()
+    }
+
+    fn contract(&self) -> Contract {
+        self.contract
+    }
+
+    fn run(
+        &self,
+        layer: &Layer,
+        case: &Case,
+        forms: &[Form],
+        sink: &mut dyn Sink,
+    ) -> Result<(), EngineError> {
+        self.engine.run_split((self.splits, self.contract), layer, case, forms, sink)
     }
 }

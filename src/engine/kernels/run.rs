@@ -60,7 +60,7 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
         let (g, plan) = (&layer.spec.geometry, &case.plan);
         let weights::Uploaded { alone: weights, stack } =
             weights::upload(machine, layer, (contract.weights, qkv_a), sink)?;
-        let most = plan.tokens().max(plan.rows(Stage::Out));
+        let most = plan.tokens().max(plan.rows(Stage::Out, None));
         let identity = machine.upload_words(0..most as u32, "row numbers")?;
         let (mut cosines, mut sines, mut factors) = (Vec::new(), Vec::new(), Vec::new());
         for &position in &plan.positions {
@@ -100,7 +100,8 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
     /// Shared stages, then form after form.
     pub fn all(mut self, forms: &[Form], sink: &mut dyn Sink) -> Result<(), EngineError> {
         let shared = self.shared(sink)?;
-        forms.iter().try_for_each(|form| self.form(*form, &shared, sink))
+        let served = forms.iter().filter(|f| self.case.plan.has_form(**f));
+        served.clone().try_for_each(|form| self.form(*form, &shared, sink))
     }
 
     /// All stages up to the cache.
@@ -157,13 +158,15 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
         let g = self.geometry();
         let attn_out = match form {
             Form::Fused => {
-                let slots = self.plan().sequences.iter().flat_map(|s| s.slots.iter().map(|s| *s as u32));
+                let keys = self.plan().key_rows();
+                let slots = keys.flat_map(|(_, s, _)| s.slots.iter().map(|s| *s as u32));
                 let slots = self.machine.upload_words(slots, "slots of keys")?;
                 let k = self.keys(sink, shared, slots)?;
                 let v = self.values(sink, shared, slots)?;
                 self.machine.free(slots)?;
-                let keys = self.plan().key_rows().map(|(_, _, r)| r.start).collect();
-                let layout = Layout { per_token: 1, keys };
+                let mut keys = vec![0; self.plan().sequences.len()];
+                self.plan().key_rows().for_each(|(i, _, r)| keys[i] = r.start);
+                let layout = Layout { form, per_token: 1, keys };
                 let out = self.attention(sink, form, &layout, "fused.cu", &|_| {
                     vec![Arg::In(shared.q.buffer), Arg::In(k.buffer), Arg::In(v.buffer)]
                 })?;
@@ -174,7 +177,7 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
             Form::Absorbed => {
                 let q_latent = self.by_head(sink, id(Stage::QLatent), shared.q, g.key(), Weight::WUk)?;
                 let pages = self.pages()?;
-                let layout = Layout { per_token: g.heads, keys: pages.begin.clone() };
+                let layout = Layout { form, per_token: g.heads, keys: pages.begin.clone() };
                 let o_latent = self.attention(sink, form, &layout, "absorbed.cu", &|pass| {
                     vec![
                         Arg::In(q_latent.buffer),

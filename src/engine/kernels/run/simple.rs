@@ -139,7 +139,7 @@ impl<D: Device> Run<'_, '_, D> {
         weight: Weight,
     ) -> Result<Held, EngineError> {
         let (n, k) = weight.matrix(self.geometry());
-        let m = self.plan().rows(id.stage);
+        let m = self.plan().rows(id.stage, id.form);
         let p = Product { weight, m, n, k, heads: 1, a: (k, 0), b: k, c: (n, 0), transposed: false };
         let identity = self.identity;
         self.stage(sink, id, |run, _, out| run.product(input, identity, &p, out[0], true))
@@ -156,7 +156,7 @@ impl<D: Device> Run<'_, '_, D> {
     ) -> Result<Held, EngineError> {
         let heads = self.geometry().heads;
         let (all, k) = weight.matrix(self.geometry());
-        let (n, m) = (all / heads, self.plan().rows(id.stage));
+        let (n, m) = (all / heads, self.plan().rows(id.stage, id.form));
         let p = Product {
             weight,
             m,

@@ -1,0 +1,83 @@
+/*! Holding a tensor of a variant directly against the base run's: bit by bit, row by row, by request and token. */
+
+use super::Kept;
+use super::variants::Origin;
+use crate::case::Case;
+use crate::engine::SinkError;
+use crate::judge::Recorder;
+use crate::probe::place;
+use crate::report::invariance::Difference;
+use crate::trace::{Tensor, TensorId};
+use mla_reference::{Form, Stage};
+
+/// Tensors that are held against each other: what a layer stores and gives out. They have a row for each token, whatever
+/// pages and splits are.
+pub const STAGES: [Stage; 6] =
+    [Stage::Q, Stage::KvCNormed, Stage::KPe, Stage::Lse, Stage::AttnOut, Stage::Out];
+
+/// Takes a variant's tensors as they are judged, and compares them with the base's.
+pub struct Against<'a> {
+    /// What the base computed.
+    pub kept: &'a Kept,
+    /// The base's case: places are named in it.
+    pub case: &'a Case,
+    /// Rows of the base.
+    pub origin: &'a Origin,
+    /// What was compared, in the order of judgement.
+    pub found: Vec<Difference>,
+}
+
+impl Recorder for Against<'_> {
+    fn record(&mut self, id: TensorId, engine: &Tensor, _: &Tensor) -> Result<(), SinkError> {
+        if let Some(base) = self.kept.get(&id) {
+            self.found.extend(between(id, engine, base, self.origin.of(id.stage), self.case));
+        }
+        Ok(())
+    }
+}
+
+/// The forms of one run beside each other: what both have, under the absorbed form's name.
+pub fn forms(kept: &Kept, case: &Case) -> Vec<Difference> {
+    let origin = Origin::same(case);
+    let both = STAGES.iter().filter_map(|&stage| {
+        let [fused, absorbed] = [Form::Fused, Form::Absorbed].map(|form| TensorId::of(stage, form));
+        let other = kept.get(&absorbed).filter(|_| absorbed.form.is_some())?;
+        between(absorbed, other, kept.get(&fused)?, origin.of(stage), case)
+    });
+    both.collect()
+}
+
+/// What differs. `rows`: the base's row for each row of the variant. None where the two can't be held against each other.
+fn between(id: TensorId, variant: &Tensor, base: &Tensor, rows: &[usize], case: &Case) -> Option<Difference> {
+    let shapes = variant.cols == base.cols && variant.dtype == base.dtype && variant.rows == rows.len();
+    if !shapes || rows.iter().any(|r| *r >= base.rows) {
+        return None;
+    }
+    let mut d = Difference::none(id.stage.name(), id.form);
+    let (mut squares, mut size) = (0.0, 0.0);
+    let (mut a, mut b) = (vec![0.0; base.cols], vec![0.0; base.cols]);
+    for (row, &from) in rows.iter().enumerate() {
+        variant.read(row, 0..base.cols, &mut a);
+        base.read(from, 0..base.cols, &mut b);
+        d.elements += base.cols as u64;
+        for (col, (a, b)) in a.iter().zip(&b).enumerate() {
+            // NaN has many bit patterns, and says nothing on both sides.
+            if variant.bits(row, col) != base.bits(from, col) && !(a.is_nan() && b.is_nan()) {
+                d.differ += 1;
+                let form = id.form.unwrap_or(Form::Fused);
+                d.first.get_or_insert_with(|| place(case, form, id.stage, base, from, col));
+            }
+            if !a.is_finite() || !b.is_finite() {
+                d.not_finite += u64::from(a.is_finite() != b.is_finite());
+                continue;
+            }
+            squares += (a - b) * (a - b);
+            size += b * b;
+            if a != b {
+                d.ulps = d.ulps.max((a - b).abs() / base.dtype.spacing(a.abs().max(b.abs())));
+            }
+        }
+    }
+    d.relative_l2 = if squares == 0.0 { 0.0 } else { (squares / size).sqrt() };
+    Some(d)
+}
