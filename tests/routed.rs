@@ -336,7 +336,8 @@ fn run(
     let case = check::draw(&layer, &options).unwrap();
     let engine = check::engine(&options).unwrap();
     let settings = Settings::default();
-    check::judge(&layer, &case, &options, settings, engine.as_ref(), None, None, &|_| ()).unwrap().units
+    let beside = check::Beside { settings, ..check::Beside::default() };
+    check::judge(&layer, &case, &options, engine.as_ref(), beside, &|_| ()).unwrap().units
 }
 
 fn command(args: &[&str]) -> Output {

@@ -112,6 +112,7 @@ mod tests {
                 page_size: 1,
                 pages: 1,
                 splits: 1,
+                ..mla_reference::Plan::default()
             },
             given: Default::default(),
             notes: Vec::new(),

@@ -284,7 +284,7 @@ mod tests {
         let pages = needed(&sequences, 2) + 3;
         lay_out(&mut sequences, 2, pages, Stream::new(0, PAGES, 0));
         let hidden = Array2::from_shape_fn((positions.len(), 1), |(t, _)| t as f64);
-        let plan = Plan { positions, token_request, sequences, page_size: 2, pages, splits: 1 };
+        let plan = Plan { positions, token_request, sequences, page_size: 2, pages, splits: 1, ..Plan::default() };
         let regimes = Regime::ALL.to_vec();
         Case { batch, regimes, plan, given: Given { hidden, context }, notes: Vec::new() }
     }
