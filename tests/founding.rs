@@ -17,7 +17,7 @@ use mla_check::engine::cpu::{CpuEngine, Gain, Seams};
 use mla_check::engine::stack::QkvA;
 use mla_check::engine::{Engine, Sink, SinkError};
 use mla_check::fault::Fault;
-use mla_check::judge::{Diagnosis, Settings, Unit, Verdict, origins, overall};
+use mla_check::judge::{Diagnosis, Unit, Verdict, origins, overall};
 use mla_check::model::{Layer, Model};
 use mla_check::synth::{FileType, Lengths, MlaLayers, Preset, Spec, write};
 use mla_check::trace::{Tensor, TensorId};
@@ -270,7 +270,7 @@ fn said(u: &Unit) -> String {
 fn judged(path: &std::path::Path, o: &Options) -> Vec<Unit> {
     with(path, o, |layer, case| {
         let engine = check::engine(o).unwrap();
-        check::judge(layer, case, o, Settings::default(), engine.as_ref(), None, None, &|_| ()).unwrap().units
+        check::judge(layer, case, o, engine.as_ref(), check::Beside::default(), &|_| ()).unwrap().units
     })
 }
 

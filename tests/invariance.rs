@@ -283,7 +283,7 @@ fn first_page_table(case: &mut Case) {
 /// The last split is not merged.
 fn last_split_dropped(case: &Case, id: TensorId, t: &mut Tensor) {
     if id.stage == Stage::PartLse {
-        let (rows, bits) = (case.plan.decode_rows(), t.dtype.to_bits(f64::NEG_INFINITY));
+        let (rows, bits) = (case.plan.part_rows(id.form.unwrap_or(Form::Absorbed)), t.dtype.to_bits(f64::NEG_INFINITY));
         for row in t.rows - rows..t.rows {
             (0..t.cols).for_each(|col| t.set_bits(row, col, bits));
         }
