@@ -12,12 +12,12 @@ mod common;
 
 use common::fixture;
 use common::small::{G, REQUESTS, case, spec, with_layer};
-use mla_check::check::{self, CheckError, EngineKind, Options};
+use mla_check::check::{self, Beside, CheckError, EngineKind, Options};
 use mla_check::engine::cpu::{CpuEngine, Gain, Seams};
 use mla_check::engine::stack::QkvA;
 use mla_check::engine::{Engine, Sink, SinkError};
 use mla_check::fault::Fault;
-use mla_check::judge::{Diagnosis, Settings, Unit, Verdict, origins, overall};
+use mla_check::judge::{Diagnosis, Unit, Verdict, origins, overall};
 use mla_check::model::{Layer, Model};
 use mla_check::synth::{FileType, Lengths, MlaLayers, Preset, Spec, write};
 use mla_check::trace::{Tensor, TensorId};
@@ -146,7 +146,11 @@ fn options(engine: EngineKind, batch: &str) -> Options {
 }
 
 /// A layer of a file, and the options to run it with.
-fn with<T>(path: &std::path::Path, options: &Options, f: impl FnOnce(&Layer, &mla_check::case::Case) -> T) -> T {
+fn with<T>(
+    path: &std::path::Path,
+    options: &Options,
+    f: impl FnOnce(&Layer, &mla_check::case::Case) -> T,
+) -> T {
     let model = Model::open(path).unwrap();
     let weights = model.weights(0).unwrap();
     let layer = Layer { index: 0, spec: model.spec(&options.reading), weights: &weights };
@@ -173,7 +177,8 @@ fn on_the_ptx_machine_too_and_with_types_that_differ() {
 
 #[test]
 fn a_report_says_what_is_stacked_and_a_layer_without_q_a_has_nothing_to_stack() {
-    let o = Options { qkv_a: QkvA::Stacked, forms: vec![Form::Absorbed], ..options(EngineKind::Cpu, "0+3,4+1") };
+    let o =
+        Options { qkv_a: QkvA::Stacked, forms: vec![Form::Absorbed], ..options(EngineKind::Cpu, "0+3,4+1") };
     let model = Model::open(&fixture(MIXED)).unwrap();
     let report = check::layer(&model, 0, &o, &|_| ()).unwrap();
     assert_eq!(report.verdict, Verdict::Rounding);
@@ -254,7 +259,11 @@ type Key = (&'static str, Option<Form>, Option<Phase>);
 /// Norms as a report prints them of the engine's tensors.
 fn norms(units: &[Unit]) -> HashMap<Key, f64> {
     let norm = |u: &Unit| Some(((u.tensor, u.form, u.phase), u.engine.as_ref()?.norm));
-    units.iter().filter_map(norm).filter(|((t, ..), _)| ["q", "kv_c_normed", "attn_out"].contains(t)).collect()
+    units
+        .iter()
+        .filter_map(norm)
+        .filter(|((t, ..), _)| ["q", "kv_c_normed", "attn_out"].contains(t))
+        .collect()
 }
 
 fn said(u: &Unit) -> String {
@@ -270,7 +279,7 @@ fn said(u: &Unit) -> String {
 fn judged(path: &std::path::Path, o: &Options) -> Vec<Unit> {
     with(path, o, |layer, case| {
         let engine = check::engine(o).unwrap();
-        check::judge(layer, case, o, Settings::default(), engine.as_ref(), None, None, &|_| ()).unwrap().units
+        check::judge(layer, case, o, engine.as_ref(), Beside::default(), &|_| ()).unwrap().units
     })
 }
 
