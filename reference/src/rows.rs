@@ -221,7 +221,8 @@ mod tests {
     #[test]
     fn a_stack_is_its_parts_from_the_top() {
         let data: Vec<f64> = (0..5 * 300).map(f64::from).collect();
-        let part = |from: usize, rows: usize| Dense { data: &data[from * 300..(from + rows) * 300], cols: 300 };
+        let part =
+            |from: usize, rows: usize| Dense { data: &data[from * 300..(from + rows) * 300], cols: 300 };
         let stack = Stacked { parts: vec![part(3, 2), part(0, 0), part(0, 3)] };
         assert_eq!((stack.rows(), stack.cols()), (5, 300));
         for (row, from) in [3, 4, 0, 1, 2].into_iter().enumerate() {

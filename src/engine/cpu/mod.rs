@@ -56,7 +56,15 @@ impl CpuEngine {
             DType::F32 => Accumulate::Rn { block: 1, chain: 256 },
             _ => Accumulate::Rn { block: 16, chain: 0 },
         };
-        CpuEngine { dtype, accumulate, tile: TILE, cast_p: true, splits, qkv_a: QkvA::Split, seams: Seams::default() }
+        CpuEngine {
+            dtype,
+            accumulate,
+            tile: TILE,
+            cast_p: true,
+            splits,
+            qkv_a: QkvA::Split,
+            seams: Seams::default(),
+        }
     }
 
     fn p(&self) -> Option<DType> {

@@ -107,7 +107,8 @@ fn stacked<D: Device>(
     let mut parts = Vec::new();
     for slot in slots {
         let name = slot.weight.name();
-        let rows = layer.weights.matrix(slot.weight).ok_or_else(|| broke(format!("the layer has no {name}")))?;
+        let rows =
+            layer.weights.matrix(slot.weight).ok_or_else(|| broke(format!("the layer has no {name}")))?;
         let held = on_device(machine, rows, dtype, name)?;
         parts.push(machine.read(held)?);
         machine.free(held)?;

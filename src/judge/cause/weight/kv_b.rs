@@ -74,9 +74,21 @@ pub fn guesses<'p>(pair: &Pair<'p>, about: &About<'p>) -> Vec<Guess<'p>> {
     let (own, other) = (Rc::new(held(pair.file, pair.dtype)), Rc::new(held(other, pair.dtype)));
     let (k, v) = if weight == Weight::WUk { (own, other) } else { (other, own) };
     let mut ways = vec![
-        (Laid::Heads, Laid::Halves(g.heads), "kv_b is taken as all K, then all V, though it lies head by head".to_string()),
-        (Laid::Halves(g.heads), Laid::Heads, "kv_b is taken head by head, though it lies as all K, then all V".to_string()),
-        (Laid::ValueFirst, Laid::Heads, "K and V of kv_b are swapped: V comes first in each head".to_string()),
+        (
+            Laid::Heads,
+            Laid::Halves(g.heads),
+            "kv_b is taken as all K, then all V, though it lies head by head".to_string(),
+        ),
+        (
+            Laid::Halves(g.heads),
+            Laid::Heads,
+            "kv_b is taken head by head, though it lies as all K, then all V".to_string(),
+        ),
+        (
+            Laid::ValueFirst,
+            Laid::Heads,
+            "K and V of kv_b are swapped: V comes first in each head".to_string(),
+        ),
     ];
     if g.nope != g.value {
         let text = "K and V of kv_b are swapped: each head is read as V, then K, though K comes first";
@@ -91,9 +103,8 @@ pub fn guesses<'p>(pair: &Pair<'p>, about: &About<'p>) -> Vec<Guess<'p>> {
     let guess = |(laid, read, text): (Laid, Laid, String)| {
         let (k, v) = (k.clone(), v.clone());
         // What stands where a row is looked for.
-        let found = move |value: bool, head: usize, at: usize| {
-            laid.row(&g, read.number(&g, Row { value, head, at }))
-        };
+        let found =
+            move |value: bool, head: usize, at: usize| laid.row(&g, read.number(&g, Row { value, head, at }));
         let element = move |r: Row, l: usize| match r.value {
             false => k[(r.head * g.latent + l) * g.nope + r.at],
             true => v[(r.head * g.value + r.at) * g.latent + l],

@@ -156,7 +156,8 @@ fn in_order(
     }
     let name = format!("{what} of {weight} in another order");
     if let Some(of) = head.and_then(|size| blocks(order, size)) {
-        let words = some(of.iter().enumerate().filter(|(h, o)| h != *o), |(h, o)| format!("head {h} holds {o}"));
+        let words =
+            some(of.iter().enumerate().filter(|(h, o)| h != *o), |(h, o)| format!("head {h} holds {o}"));
         return Some((name, format!("heads of {weight} are in another order: {words}")));
     }
     Some((name, format!("{what} of {weight} are in another order: {}", runs(order, moved))))
@@ -175,7 +176,10 @@ fn shards(weight: Weight, of: &[usize]) -> (String, String) {
         let shard = if what.is_empty() { "" } else { " shard" };
         format!("rank {r}{what} rank {o}'s{shard}")
     });
-    (format!("shards of {weight} in another order"), format!("shards of {weight} are in another order: {words}"))
+    (
+        format!("shards of {weight} in another order"),
+        format!("shards of {weight} are in another order: {words}"),
+    )
 }
 
 /// The first few in words, and how many more there are.

@@ -45,13 +45,18 @@ pub fn named(weight: Weight, order: &[From], g: &Geometry) -> Vec<(String, Strin
         };
         found.push((
             format!("{QKV_A} cut in equal chunks"),
-            format!("{QKV_A} is cut at row {from}, not {own}: the concatenation was cut in equal chunks{anew}"),
+            format!(
+                "{QKV_A} is cut at row {from}, not {own}: the concatenation was cut in equal chunks{anew}"
+            ),
         ));
     }
     if found.is_empty() && around && past == 0 {
         found.push((
             format!("{QKV_A} cut at another row"),
-            format!("{QKV_A} is cut at row {from}, not {own}: {weight} holds its rows {from}..{}", from + at.len() - 1),
+            format!(
+                "{QKV_A} is cut at row {from}, not {own}: {weight} holds its rows {from}..{}",
+                from + at.len() - 1
+            ),
         ));
     }
     if found.is_empty() {
