@@ -86,6 +86,7 @@ fn with_run(f: impl FnOnce(&Spec, &Case, &Grid, &Contract, &Kept)) {
         regimes: Regime::ALL.to_vec(),
         seed: 0,
         page_size: 64,
+        route: Default::default(),
         splits,
         dtype,
         hidden: None,

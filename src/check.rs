@@ -14,7 +14,8 @@ use crate::engine::cpu::CpuEngine;
 use crate::engine::kernels::KernelEngine;
 use crate::engine::kernels::library::Library;
 use crate::engine::reference::ReferenceEngine;
-use crate::engine::{Engine, EngineError};
+use crate::engine::stack::{QkvA, StackReport};
+use crate::engine::{Engine, EngineError, Sink};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
 use crate::invariance::{self, Keep, Subject as Variants};
 use crate::judge::cause::weight::OtherLayers;
@@ -26,18 +27,22 @@ use crate::judge::{
 };
 use crate::model::{Convention, Layer, Model, ModelError, Reading};
 use crate::nvrtc::Target;
+use crate::parallel::RanksError;
 use crate::probe::{self, Probe, Subject};
 use crate::reference_cache::ReferenceCache;
+use crate::report::ranks::RanksReport;
 use crate::report::{CacheReport, CaseReport, Judgement, LayerReport};
 use crate::snapshot::Digests;
 use crate::trace::save::{Run, Saver};
 use mla_numeric::DType;
 use mla_reference::product::{Dense, Rows};
-use mla_reference::{Accumulate, Contract, Form, Regime, Spec, Stage, Weight, Weights};
+use mla_reference::{Accumulate, Contract, Form, Regime, Route, Spec, Stage, Weight, Weights};
 use ndarray::Array2;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+mod ranks;
 
 /// Which engine computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +102,15 @@ pub struct Options {
     pub page_size: usize,
     /// Splits of the keys in decode; None: by length.
     pub splits: Option<usize>,
+    /// Whether q_a and kv_a are one product; see [`Options::stacked`].
+    pub qkv_a: QkvA,
+    /// Ranks of tensor parallelism, one after the other on one device; 1: none.
+    pub tp: usize,
+    /// Most new tokens of a request that goes through the absorbed form, all others going through the fused one; None: each
+    /// form computes all requests.
+    pub route: Option<usize>,
+    /// Keys of a chunk of the context, where the fused form prefills on top of one; None: in one go.
+    pub context_chunk: Option<usize>,
     /// Accumulator of the CPU engine.
     pub accumulate: AccumulateKind,
     /// Kernel files instead of the program's own, for engines that run kernels.
@@ -142,6 +156,10 @@ impl Default for Options {
             seed: 0,
             page_size: 64,
             splits: None,
+            qkv_a: QkvA::Split,
+            tp: 1,
+            route: None,
+            context_chunk: None,
             accumulate: AccumulateKind::Rn,
             kernels: None,
             gpu: 0,
@@ -167,6 +185,22 @@ impl Options {
     pub fn splits(&self) -> usize {
         self.splits.unwrap_or_else(|| automatic_splits(&self.batch))
     }
+
+    /// How q_a and kv_a are computed: stacked where it was asked for, and where a deliberate fault is one of stacks.
+    pub fn stacked(&self) -> QkvA {
+        match &self.fault {
+            Some(f) if f.stacks() => QkvA::Stacked,
+            _ => self.qkv_a,
+        }
+    }
+
+    /// What asks for a stack.
+    fn stacked_by(&self) -> String {
+        match &self.fault {
+            Some(f) if f.stacks() => format!("--fault {}", f.text),
+            _ => "--qkv-a stacked".into(),
+        }
+    }
 }
 
 /// Why a layer could not be checked.
@@ -183,6 +217,12 @@ pub enum CheckError {
     Contract(#[from] ChoiceError),
     #[error(transparent)]
     Engine(#[from] EngineError),
+    #[error(
+        "layer {layer} projects queries at once (q_rank is 0): there is no q_a to stack with kv_a\n  where: {what}\n  do: pass --qkv-a split, or a layer with attn_q_a"
+    )]
+    Unstackable { layer: usize, what: String },
+    #[error(transparent)]
+    Ranks(#[from] RanksError),
     #[error("{0}")]
     Save(String),
 }
@@ -209,6 +249,14 @@ pub fn layer_with(
     let stored = model.weights(index)?;
     let spec = model.spec(&options.reading);
     let layer = Layer { index, spec: spec.clone(), weights: &stored };
+    let stacks = match options.stacked() {
+        QkvA::Split => Vec::new(),
+        QkvA::Stacked => {
+            let stack = StackReport::qkv_a(&spec.geometry, &stored.stored);
+            vec![stack.ok_or_else(|| CheckError::Unstackable { layer: index, what: options.stacked_by() })?]
+        }
+    };
+    let ranks = ranks::of(&layer, &stored.stored, options.tp)?;
     progress("drawing the case");
     let case = draw(&layer, options)?;
     let contract = engine.contract();
@@ -227,6 +275,7 @@ pub fn layer_with(
         judged: (judged != contract)
             .then(|| Judgement { by: options.contract.to_string(), contract: judged }),
         weights: stored.stored.clone(),
+        stacks,
         layout: stored.layout,
         case: case_report(&case, options),
         budget: options.budget,
@@ -243,6 +292,7 @@ pub fn layer_with(
         reference: Vec::new(),
         odd,
         notes,
+        ranks: None,
         forms_agree: None,
         seconds: 0.0,
         command: None,
@@ -271,15 +321,22 @@ pub fn layer_with(
         let mut keep = Keep::new(options.invariance, recorder);
         let others = Neighbours { model, index };
         let (others, asked) = (Some(&others as &dyn OtherLayers), settings.clone());
-        let judged = judge(&layer, &case, options, asked, engine, keep.recorder(), others, progress)?;
-        report.tensors = judged.units;
+        let beside = Beside { settings: asked, recorder: keep.recorder(), others };
+        let judged = judge(&layer, &case, options, engine, beside, progress)?;
+        (report.tensors, report.ranks) = (judged.units, judged.ranks);
         report.odd.extend(judged.odd);
         (report.gates, report.cumulative) = (judged.gates, judged.cumulative);
         report.reference_cache = judged.reference_cache;
         report.verdict = overall(&report.tensors);
         // Now it is known what compiled its kernels.
         report.engine = engine.describe();
-        probed(&layer, &case, options, engine, progress, &mut report)?;
+        let probe =
+            |layer: &Layer, report: &mut LayerReport| probed(layer, &case, options, engine, progress, report);
+        match ranks {
+            None => probe(&layer, &mut report)?,
+            // Of one rank, the last: its shards begin inside of the file's tensors.
+            Some(r) => ranks::with(r, r.of - 1, &layer, |own| probe(own, &mut report))?,
+        }
         if options.invariance {
             let (layer, case, settings) = (&layer, &case, &settings);
             let subject = Variants { layer, case, options, engine, settings, others, report: &report };
@@ -306,7 +363,7 @@ pub fn layer_with(
     }
     for unit in report.tensors.iter().filter(|u| u.found.is_some()) {
         if let Which::Tensor(id) = unit.which {
-            report.names.entry(unit.tensor).or_insert_with(|| case.plan.names(id.stage));
+            report.names.entry(unit.tensor).or_insert_with(|| case.plan.names(id.stage, id.form));
         }
     }
     // What was judged must be what lies on the disk.
@@ -321,18 +378,21 @@ pub const FORMS_AGREE: f64 = 1e-12;
 
 /// The case that the options ask for.
 pub fn draw(layer: &Layer, options: &Options) -> Result<Case, HiddenError> {
-    Draw {
+    let mut case = Draw {
         batch: options.batch.clone(),
         regimes: options.regimes.clone(),
         seed: options.seed,
         page_size: options.page_size,
         splits: options.splits(),
+        route: Route { threshold: options.route, context_chunk: options.context_chunk, inside: false },
         dtype: if options.engine == EngineKind::Reference { DType::F64 } else { options.dtype },
         hidden: options.hidden.clone(),
         spec: &layer.spec,
         weights: layer.weights,
     }
-    .case()
+    .case()?;
+    case.plan.ranks = options.tp.max(1);
+    Ok(case)
 }
 
 /// The engine that the options ask for.
@@ -344,6 +404,7 @@ pub fn engine(options: &Options) -> Result<Box<dyn Engine>, EngineError> {
         EngineKind::Reference => Box::new(ReferenceEngine),
         EngineKind::Cpu => {
             let mut e = CpuEngine::new(options.dtype, options.splits());
+            e.qkv_a = options.stacked();
             if options.accumulate == AccumulateKind::Mma && options.dtype != DType::F32 {
                 e.accumulate = Accumulate::Mma { k: 16, bits: 25 };
             }
@@ -373,7 +434,8 @@ fn kernels<D: Device + 'static>(
     device: D,
     options: &Options,
 ) -> Result<Box<dyn Engine>, EngineError> {
-    let engine = KernelEngine::new(name, device, library(options)?, options.splits(), &options.forms)?;
+    let mut engine = KernelEngine::new(name, device, library(options)?, options.splits(), &options.forms)?;
+    engine.qkv_a = options.stacked();
     let computes = engine.contract().activations;
     if computes != options.dtype {
         return Err(EngineError::Input(format!(
@@ -413,6 +475,7 @@ pub fn other_conventions(model: &Model, spec: &Spec) -> Vec<(String, Spec)> {
 }
 
 /// What a judgement gives.
+#[derive(Default)]
 pub struct Judged {
     /// Units in the order of judgement.
     pub units: Vec<Unit>,
@@ -424,6 +487,8 @@ pub struct Judged {
     pub cumulative: Vec<Drift>,
     /// What a cache of the reference was good for, where there is one.
     pub reference_cache: Option<CacheReport>,
+    /// The ranks, where there are several.
+    pub ranks: Option<RanksReport>,
 }
 
 /// The layers of a model beside one of them.
@@ -451,38 +516,70 @@ impl OtherLayers for Neighbours<'_> {
     }
 }
 
-/// Runs an engine into the judge, with the options' deliberate fault if there is one. `others`: the model's other layers.
-#[allow(clippy::too_many_arguments)]
+/// What a judgement has beside the engine's tensors.
+#[derive(Default)]
+pub struct Beside<'a> {
+    /// What it may cost and try.
+    pub settings: Settings,
+    /// Where tensors are also written.
+    pub recorder: Option<&'a mut dyn Recorder>,
+    /// The model's other layers.
+    pub others: Option<&'a dyn OtherLayers>,
+}
+
+/// Runs an engine into the judge, once a rank of the case's plan, with the options' deliberate fault if there is one.
 pub fn judge<'a>(
     layer: &'a Layer<'a>,
     case: &'a Case,
     options: &'a Options,
-    settings: Settings,
     engine: &dyn Engine,
-    recorder: Option<&'a mut dyn Recorder>,
-    others: Option<&'a dyn OtherLayers>,
+    beside: Beside<'a>,
     progress: &'a dyn Fn(&str),
 ) -> Result<Judged, CheckError> {
-    let declared = engine.contract();
-    let contract = options.contract.of(&declared)?;
-    let settings = Settings { declared: (contract != declared).then_some(declared), ..settings };
+    if case.plan.ranks > 1 {
+        return ranks::judge(layer, case, options, engine, beside, progress);
+    }
+    if let Some(fault) = options.fault.as_ref().filter(|f| f.needs_ranks()) {
+        return Err(FaultError::Nowhere(
+            "there are no ranks in this run".into(),
+            fault.text.clone(),
+            "pass --tp 2 or more".into(),
+        )
+        .into());
+    }
+    judge_fed(layer, case, options, &engine.contract(), beside, progress, &mut |sink| {
+        let Some(fault) = &options.fault else {
+            return Ok(engine.run(layer, case, &options.forms, sink)?);
+        };
+        let weights = FaultyWeights::new(fault, layer.weights)?;
+        let spec: Spec = fault.spec(&layer.spec);
+        let faulty = Layer { index: layer.index, spec, weights: &weights };
+        let mut alter = Alter::new(fault, engine.seams(), &layer.spec, &case.plan, sink)?;
+        engine.run(&faulty, case, &options.forms, &mut alter)?;
+        Ok(alter.finish()?)
+    })
+}
+
+/// Judges what `feed` hands over, of an engine with the contract `declared`.
+fn judge_fed<'a>(
+    layer: &'a Layer<'a>,
+    case: &'a Case,
+    options: &'a Options,
+    declared: &Contract,
+    beside: Beside<'a>,
+    progress: &'a dyn Fn(&str),
+    feed: &mut dyn FnMut(&mut dyn Sink) -> Result<(), CheckError>,
+) -> Result<Judged, CheckError> {
+    let Beside { settings, recorder, others } = beside;
+    let contract = options.contract.of(declared)?;
+    let settings = Settings { declared: (contract != *declared).then_some(*declared), ..settings };
     let mut session = Session::new(layer, case, &options.forms, contract, recorder, Box::new(progress))
         .with(settings)
         .remembering(options.reference_cache.as_deref().map(|c| c as &dyn Memory))
         .beside(others);
     let mut keep = KeepAll::new(options.cumulative, &mut session);
     let mut watch = Watch::new(&options.gates, layer, case, &options.forms, &contract, &mut keep);
-    match &options.fault {
-        None => engine.run(layer, case, &options.forms, &mut watch)?,
-        Some(fault) => {
-            let weights = FaultyWeights::new(fault, layer.weights)?;
-            let spec: Spec = fault.spec(&layer.spec);
-            let faulty = Layer { index: layer.index, spec, weights: &weights };
-            let mut alter = Alter::new(fault, engine.seams(), &layer.spec, &case.plan, &mut watch)?;
-            engine.run(&faulty, case, &options.forms, &mut alter)?;
-            alter.finish()?;
-        }
-    }
+    feed(&mut watch)?;
     let mut gates = watch.finish();
     let kept = keep.finish();
     let used = session.used();
@@ -493,7 +590,7 @@ pub fn judge<'a>(
     let known = options.reference_cache.as_deref();
     let reference_cache =
         known.map(|c| CacheReport { used, damaged: c.damaged(), lost: c.lost().map(Into::into) });
-    Ok(Judged { units, odd, gates, cumulative, reference_cache })
+    Ok(Judged { units, odd, gates, cumulative, reference_cache, ranks: None })
 }
 
 /// Probes the engine; what is broken is evidence for a fault.
@@ -571,9 +668,17 @@ pub(crate) fn case_report(case: &Case, options: &Options) -> CaseReport {
         seed: options.seed,
         page_size: case.plan.page_size,
         splits: case.plan.splits,
+        routed: case.plan.route.threshold.map(|t| case.batch.routed(t)),
+        context_chunk: case.plan.route.context_chunk,
         hidden: if options.hidden.is_some() { "given" } else { "drawn" },
-        notes: case.notes.clone(),
+        notes: case.notes.iter().cloned().chain(unserved(case, &options.forms)).collect(),
     }
+}
+
+/// Forms that have nothing to compute, in words.
+fn unserved(case: &Case, forms: &[Form]) -> Vec<String> {
+    let idle = forms.iter().filter(|f| !case.plan.has_form(**f));
+    idle.map(|f| format!("no request goes to the {} form: it has no tensors", f.name())).collect()
 }
 
 /// What no run of an engine of ours says anything about.
@@ -608,6 +713,9 @@ pub fn not_judged_by(engine: Option<EngineKind>, options: &Options) -> Vec<Strin
     }
     if matches!(options.contract, ContractChoice::None) {
         all.push("tiles and the place of P's cast: no contract says where they are".to_string());
+    }
+    if options.route.is_some() {
+        all.push("the other form of each request: routed, each goes one way (--form both computes both)".into());
     }
     if options.forms.len() < 2 {
         let other = if options.forms.contains(&Form::Fused) { "absorbed" } else { "fused" };

@@ -278,6 +278,11 @@ fn differences(a: &Report, b: &Report, pairs: &[(&LayerReport, &LayerReport)]) -
         note("engines", &engine(l), &engine(m));
         note("contracts", &l.contract_text, &m.contract_text);
         note("page sizes", &l.case.page_size.to_string(), &m.case.page_size.to_string());
+        let ways = |l: &LayerReport| {
+            let all: Vec<String> = l.case.ways().into_iter().map(|w| w.1).collect();
+            if all.is_empty() { "not routed".to_string() } else { all.join("; ") }
+        };
+        note("routes", &ways(l), &ways(m));
         let kernels = |l: &LayerReport| {
             let all: Vec<String> =
                 l.engine.kernels.iter().map(|k| format!("{} {}", k.name, k.hash)).collect();

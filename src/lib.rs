@@ -59,6 +59,7 @@ pub mod kernel_case;
 pub mod merge;
 pub mod model;
 pub mod nvrtc;
+pub mod parallel;
 pub mod probe;
 pub mod problem;
 pub mod reference_cache;

@@ -54,6 +54,10 @@ pub struct Setup {
     dtype: String,
     seed: u64,
     page_size: usize,
+    #[serde(default)]
+    route: Option<usize>,
+    #[serde(default)]
+    context_chunk: Option<usize>,
     hidden: String,
     convention: String,
     contract: String,
@@ -102,6 +106,8 @@ impl Setup {
             dtype: options.dtype.name().into(),
             seed: options.seed,
             page_size: options.page_size,
+            route: options.route,
+            context_chunk: options.context_chunk,
             hidden: if options.hidden.is_some() { "given" } else { "drawn" }.into(),
             convention: options.reading.convention.name().into(),
             contract: options.contract.to_string(),

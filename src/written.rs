@@ -16,7 +16,8 @@ pub type Name = &'static str;
 /// Words that came from files. They are few (names of stages, engines, rules), and each is kept once.
 static WORDS: LazyLock<Mutex<HashSet<&'static str>>> = LazyLock::new(Mutex::default);
 
-fn keep(word: String) -> Name {
+/// A name for as long as the program runs; each once.
+pub fn keep(word: String) -> Name {
     let mut words = WORDS.lock().unwrap_or_else(PoisonError::into_inner);
     match words.get(word.as_str()) {
         Some(known) => known,
@@ -80,6 +81,8 @@ pub mod rows {
         request: Option<usize>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         split: Option<usize>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rank: Option<usize>,
         first: usize,
         rows: usize,
     }
@@ -89,7 +92,13 @@ pub mod rows {
         fn next(&self) -> RowName {
             let step = if self.request.is_some() { self.rows } else { 0 };
             let index = self.first.saturating_add(step);
-            RowName { sequence: self.sequence, request: self.request, split: self.split, index }
+            RowName {
+                sequence: self.sequence,
+                request: self.request,
+                split: self.split,
+                rank: self.rank,
+                index,
+            }
         }
     }
 
@@ -104,6 +113,7 @@ pub mod rows {
                         sequence: r.sequence,
                         request: r.request,
                         split: r.split,
+                        rank: r.rank,
                         first: r.index,
                         rows: 1,
                     }),
@@ -156,7 +166,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let row = |sequence, request, index, split| RowName { sequence, request, index, split };
+        let row =
+            |sequence, request, index, split| RowName { sequence, request, index, split, rank: split };
         let none = row(None, None, 0, None);
         let mut cache = vec![row(Some(0), Some(0), 0, None), row(Some(0), Some(0), 1, None)];
         cache.resize(100, none);

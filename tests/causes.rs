@@ -85,7 +85,7 @@ fn case(requests: &[(usize, usize)], splits: usize, r: &mut Random) -> Case {
     Case {
         batch: batch.parse().unwrap(),
         regimes: vec![Regime::Random],
-        plan: Plan { positions, token_request, sequences, page_size: PAGE, pages: total, splits },
+        plan: Plan { positions, token_request, sequences, page_size: PAGE, pages: total, splits, ..Plan::default() },
         given: Given { hidden, context },
         notes: Vec::new(),
     }
@@ -780,7 +780,8 @@ fn weight_of(altered: impl FnOnce(&mut Vec<f64>)) -> Diagnosis {
     let mut engine = file.clone();
     altered(&mut engine);
     let (file, engine) = (Dense { data: &file, cols: 64 }, Dense { data: &engine, cols: 64 });
-    cause::weight::search(Weight::WUk, &G, (&file, &engine), DType::Bf16, Some(&Beside))
+    let about = cause::weight::About { geometry: &G, layer: None, ranks: 1, others: Some(&Beside) };
+    cause::weight::search(Weight::WUk, (&file, &engine), DType::Bf16, &about)
 }
 
 /// Two other layers, drawn.

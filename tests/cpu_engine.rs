@@ -37,7 +37,7 @@ fn usual(engine: CpuEngine) -> Keep {
 
 /// Bytes of the attention rows of a request.
 fn rows_of(tensor: &Tensor, case: &Case, request: (usize, usize)) -> Vec<u8> {
-    let found = case.plan.attention_rows().find(|(_, s, _)| (s.context, s.tokens.len()) == request);
+    let found = case.plan.attention_rows(None).find(|(_, s, _)| (s.context, s.tokens.len()) == request);
     let n = tensor.cols * tensor.dtype.bytes();
     let rows = found.unwrap().2;
     tensor.bytes[rows.start * n..rows.end * n].to_vec()
@@ -497,7 +497,7 @@ impl Plain<'_> {
                 }
             }
         }
-        for ((_, seq, rows), (_, _, key_rows)) in plan.attention_rows().zip(plan.key_rows()) {
+        for ((_, seq, rows), (_, _, key_rows)) in plan.attention_rows(None).zip(plan.key_rows()) {
             for (i, row) in rows.enumerate() {
                 for h in 0..g.heads {
                     let (t, n) = (seq.tokens.start + i, seq.context + i + 1);

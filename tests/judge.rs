@@ -166,7 +166,7 @@ fn place(id: TensorId) -> usize {
 /// A place of the cache that no request owns.
 fn free_slot() -> usize {
     let plan = small_case().plan;
-    (0..plan.rows(Stage::Cache)).find(|s| plan.sequences.iter().all(|q| !q.slots.contains(s))).unwrap()
+    (0..plan.rows(Stage::Cache, None)).find(|s| plan.sequences.iter().all(|q| !q.slots.contains(s))).unwrap()
 }
 
 #[test]
@@ -340,7 +340,7 @@ fn one_element_that_is_not_finite_is_a_fault_at_its_place() {
             assert_eq!((own[0].beyond, own[0].not_finite), (1, 1), "{id} {value}");
             let worst = own[0].worst.as_ref().unwrap();
             let flat = worst.index.iter().zip(&own[0].shape).fold(0, |n, ((_, i), len)| n * len + i);
-            let cols = own[0].shape.iter().product::<usize>() / small_case().plan.rows(id.stage);
+            let cols = own[0].shape.iter().product::<usize>() / small_case().plan.rows(id.stage, id.form);
             assert_eq!((flat / cols, flat % cols), (row, cols - 1), "{id} {:?}", worst.index);
         }
     }

@@ -18,7 +18,8 @@ use crate::key_stats::KeyStats;
 use crate::plan::{Given, Plan, Sequence};
 use crate::product::{Dense, Rows, Strided, product, product_with_norms};
 use crate::recall::{self, Memory};
-use crate::rows::{Part, dense};
+use crate::route::Cut;
+use crate::rows::{self, Part, dense};
 use crate::stage::{Form, Phase, Stage, Weight};
 use ndarray::{Array2, ArrayView2, Axis, CowArray, Ix2, s};
 use rayon::prelude::*;
@@ -114,6 +115,13 @@ pub enum Terms<'a, 'b> {
         /// Whether x is the lse.
         lse: bool,
     },
+    /// A sum of `parts` stored values: `size` = Σ|part|.
+    Sum {
+        /// Size of the terms.
+        size: CowArray<'a, f64, Ix2>,
+        /// How many.
+        parts: usize,
+    },
 }
 
 impl Terms<'_, '_> {
@@ -140,6 +148,7 @@ impl Terms<'_, '_> {
             Terms::Rope { size, first, steps } => {
                 Some(Terms::Rope { size: part(size, rows.clone()), first: *first, steps: part(steps, rows) })
             }
+            Terms::Sum { size, parts } => Some(Terms::Sum { size: part(size, rows), parts: *parts }),
             _ => None,
         }
     }
@@ -182,6 +191,9 @@ pub struct Evaluator<'a> {
 /// Whether a chunk of an attention is wanted: first row of the stage's matrix, head.
 pub type Wanted<'a> = &'a (dyn Fn(usize, usize) -> bool + Sync);
 
+/// A stage in a form.
+type Of = (Stage, Option<Form>);
+
 /// Takes chunks, in any order, from several threads.
 pub type Visit<'v> = &'v (dyn Fn(Chunk) + Sync);
 
@@ -193,6 +205,7 @@ impl Evaluator<'_> {
     pub fn evaluate(&self, stage: Stage, form: Option<Form>, visit: Visit) {
         let g = &self.spec.geometry;
         let absorbed = form == Some(Form::Absorbed);
+        let of_form = form.unwrap_or(Form::Fused);
         match stage {
             Stage::Hidden => self.hidden(visit),
             Stage::AttnIn => {
@@ -200,11 +213,13 @@ impl Evaluator<'_> {
             }
             Stage::QANormed => self.norm(Stage::QA, 0..g.q_rank, Weight::GQ, self.spec.eps_latent, visit),
             Stage::KvCNormed => self.norm(Stage::KvA, 0..g.latent, Weight::GKv, self.spec.eps_latent, visit),
-            Stage::QA => self.project(stage, Stage::AttnIn, g.hidden, Weight::WQA, visit),
-            Stage::KvA => self.project(stage, Stage::AttnIn, g.hidden, Weight::WKvA, visit),
-            Stage::QRaw if g.q_rank == 0 => self.project(stage, Stage::AttnIn, g.hidden, Weight::WQ, visit),
-            Stage::QRaw => self.project(stage, Stage::QANormed, g.q_rank, Weight::WQB, visit),
-            Stage::Out => self.project(stage, Stage::AttnOut, g.values(), Weight::WO, visit),
+            Stage::QA => self.project((stage, form), Stage::AttnIn, g.hidden, Weight::WQA, visit),
+            Stage::KvA => self.project((stage, form), Stage::AttnIn, g.hidden, Weight::WKvA, visit),
+            Stage::QRaw if g.q_rank == 0 => self.project((stage, form), Stage::AttnIn, g.hidden, Weight::WQ, visit),
+            Stage::QRaw => self.project((stage, form), Stage::QANormed, g.q_rank, Weight::WQB, visit),
+            Stage::PartOut => self.ranks(form, visit),
+            Stage::Out if self.plan.joins(stage, form) => self.sum(form, visit),
+            Stage::Out => self.project((stage, form), Stage::AttnOut, g.values(), Weight::WO, visit),
             Stage::Q => self.rotate_q(visit),
             Stage::KPe => self.rotate_k(visit),
             Stage::Cache => self.cache(visit),
@@ -222,22 +237,22 @@ impl Evaluator<'_> {
                 let absorb = |h| (Weight::WUk, h * g.latent..(h + 1) * g.latent);
                 let nope = |h: usize| {
                     let at = h * g.key();
-                    self.source.block(Stage::Q, 0..self.plan.tokens(), at..at + g.nope)
+                    self.source.block(Stage::Q, 0..self.plan.rows(stage, form), at..at + g.nope)
                 };
-                self.heads(stage, g.latent, &nope, &absorb, visit);
+                self.heads((stage, form), g.latent, &nope, &absorb, visit);
             }
             Stage::AttnOut if absorbed => {
                 let values = |h| (Weight::WUv, h * g.value..(h + 1) * g.value);
-                let rows = 0..self.plan.rows(stage);
+                let rows = 0..self.plan.rows(stage, form);
                 let latent = |h: usize| {
                     self.source.block(Stage::OLatent, rows.clone(), h * g.latent..(h + 1) * g.latent)
                 };
-                self.heads(stage, g.value, &latent, &values, visit);
+                self.heads((stage, form), g.value, &latent, &values, visit);
             }
-            Stage::PartO | Stage::PartLse => self.attention(stage, absorbed, visit),
+            Stage::PartO | Stage::PartLse => self.attention(stage, of_form, visit),
             Stage::OLatent | Stage::AttnOut | Stage::Lse => {
-                self.attention(stage, absorbed, visit);
-                self.merge(stage, absorbed, visit);
+                self.attention(stage, of_form, visit);
+                self.merge(stage, of_form, visit);
             }
         }
     }
@@ -259,13 +274,47 @@ impl Evaluator<'_> {
     }
 
     /// A product with a whole weight: `[rows, K] · [M, K]ᵀ`.
-    fn project(&self, stage: Stage, input: Stage, k: usize, weight: Weight, visit: Visit) {
+    fn project(&self, (stage, form): Of, input: Stage, k: usize, weight: Weight, visit: Visit) {
         let Some(w) = self.weights.matrix(weight) else { return };
-        for rows in row_chunks(self.plan.rows(stage), TOKEN_CHUNK) {
+        for rows in row_chunks(self.plan.rows(stage, form), TOKEN_CHUNK) {
             let mut a = self.source.block(input, rows.clone(), 0..k);
             let sums = self.operands(&mut a);
             self.panels((a.view(), sums.as_ref()), rows, w, visit);
         }
+    }
+
+    /// Each rank's heads with its columns of w_o.
+    fn ranks(&self, form: Option<Form>, visit: Visit) {
+        let Some(w) = self.weights.matrix(Weight::WO) else { return };
+        let (ranks, total) = (self.plan.ranks, self.plan.rows(Stage::Out, form));
+        let width = self.spec.geometry.values() / ranks;
+        for rank in 0..ranks {
+            let own = rank * width..(rank + 1) * width;
+            let part = rows::Cut { inner: w, rows: vec![(0, w.rows())], cols: vec![(own.start, width)] };
+            for rows in row_chunks(total, TOKEN_CHUNK) {
+                let mut a = self.source.block(Stage::AttnOut, rows.clone(), own.clone());
+                let sums = self.operands(&mut a);
+                let to = rank * total + rows.start..rank * total + rows.end;
+                self.panels((a.view(), sums.as_ref()), to, &part, visit);
+            }
+        }
+    }
+
+    /// `out` of the ranks' parts.
+    fn sum(&self, form: Option<Form>, visit: Visit) {
+        let (ranks, total) = (self.plan.ranks, self.plan.rows(Stage::Out, form));
+        let width = self.spec.geometry.hidden;
+        row_chunks(total, TOKEN_CHUNK).into_par_iter().for_each(|rows| {
+            let (mut x, mut size) =
+                (Array2::zeros((rows.len(), width)), Array2::<f64>::zeros((rows.len(), width)));
+            for rank in 0..ranks {
+                let from = rank * total + rows.start..rank * total + rows.end;
+                let part = self.source.block(Stage::PartOut, from, 0..width);
+                size.zip_mut_with(&part, |s, p| *s += p.abs());
+                x += &part;
+            }
+            visit(Chunk { rows, cols: 0..width, x, terms: Terms::Sum { size: size.into(), parts: ranks } });
+        });
     }
 
     /// `a [rows, K] · [M, K]ᵀ`, a panel of columns at a time.
@@ -314,13 +363,13 @@ impl Evaluator<'_> {
     /// A product a head: `input(h) [rows, K] · W(h) [width, K]ᵀ`, columns `h·width..`, heads in parallel.
     fn heads(
         &self,
-        stage: Stage,
+        (stage, form): Of,
         width: usize,
         input: &(dyn Fn(usize) -> Array2<f64> + Sync),
         weight: &(dyn Fn(usize) -> (Weight, Range<usize>) + Sync),
         visit: Visit,
     ) {
-        let total = self.plan.rows(stage);
+        let total = self.plan.rows(stage, form);
         self.some_heads().into_par_iter().for_each(|h| {
             let (which, range) = weight(h);
             let Some(w) = self.weights.matrix(which) else { return };
@@ -341,7 +390,7 @@ impl Evaluator<'_> {
 
     /// Rows of the cache in the order of keys of all sequences.
     fn cache_rows(&self, cols: Range<usize>) -> Array2<f64> {
-        let mut all = Array2::zeros((self.plan.rows(Stage::K), cols.len()));
+        let mut all = Array2::zeros((self.plan.rows(Stage::K, Some(Form::Fused)), cols.len()));
         for (_, seq, rows) in self.plan.key_rows() {
             all.slice_mut(s![rows, ..]).assign(&self.gather(seq, cols.clone()));
         }
@@ -447,7 +496,7 @@ impl Evaluator<'_> {
         let tokens = 0..self.plan.tokens();
         let latent = self.source.block(Stage::KvCNormed, tokens.clone(), 0..g.latent);
         let pe = self.source.block(Stage::KPe, tokens, 0..g.rope);
-        let mut x = Array2::from_elem((self.plan.rows(Stage::Cache), g.cache()), f64::NAN);
+        let mut x = Array2::from_elem((self.plan.rows(Stage::Cache, None), g.cache()), f64::NAN);
         for (i, seq) in self.plan.sequences.iter().enumerate() {
             for (position, &slot) in seq.slots.iter().enumerate() {
                 if position < seq.context {
@@ -462,63 +511,90 @@ impl Evaluator<'_> {
         visit(Chunk { rows: 0..x.nrows(), cols: 0..x.ncols(), x, terms: Terms::Copy });
     }
 
-    /// Attention of unsplit rows (o_latent, attn_out, lse) or of each split of decode rows (parts).
-    fn attention(&self, stage: Stage, absorbed: bool, visit: Visit) {
+    /// Attention of rows that have no parts (o_latent, attn_out, lse), or of each part of the others (part_o, part_lse).
+    fn attention(&self, stage: Stage, form: Form, visit: Visit) {
         let parts = matches!(stage, Stage::PartO | Stage::PartLse);
-        let decode_rows = self.plan.decode_rows();
-        let mut decode = 0;
-        for (sequence, seq, rows) in self.plan.attention_rows() {
-            let index = decode;
-            decode += usize::from(seq.phase() == Phase::Decode);
-            if self.plan.is_split(seq.phase()) != parts || parts && seq.phase() != Phase::Decode {
-                continue;
+        if parts {
+            let all = self.plan.part_rows(form);
+            for (sequence, seq, rows, own) in self.plan.part_sequences(form) {
+                let read = Read { sequence, seq, rows, parts: Some((all, own.start)) };
+                self.attend(stage, form, &read, visit);
             }
-            let first = if parts { index } else { rows.start };
-            let chunks = row_chunks(seq.tokens.len(), ROW_CHUNK);
-            let wanted = |h: usize, i: usize| self.wanted.is_none_or(|w| w(first + i, h));
-            let heads: Vec<usize> = self
-                .some_heads()
-                .into_iter()
-                .filter(|h| chunks.iter().any(|c| wanted(*h, c.start)))
-                .collect();
-            if heads.is_empty() {
-                continue;
+            return;
+        }
+        for (sequence, seq, rows) in self.plan.attention_rows(Some(form)) {
+            if !self.plan.in_parts(form, seq) {
+                self.attend(stage, form, &Read { sequence, seq, rows, parts: None }, visit);
             }
-            let read =
-                Read { sequence, seq, rows: rows.clone(), parts: parts.then_some((decode_rows, index)) };
-            let cache = absorbed.then(|| {
-                let all = self.gather(seq, 0..self.spec.geometry.cache());
-                match self.listed(sequence) {
-                    Some(list) => all.select(Axis(0), &list.source),
-                    None => all,
+        }
+    }
+
+    /// Attention of one sequence.
+    fn attend(&self, stage: Stage, form: Form, read: &Read, visit: Visit) {
+        let (sequence, seq, rows) = (read.sequence, read.seq, &read.rows);
+        let first = read.parts.map_or(rows.start, |(_, own)| own);
+        let chunks = row_chunks(seq.tokens.len(), ROW_CHUNK);
+        let wanted = |h: usize, i: usize| self.wanted.is_none_or(|w| w(first + i, h));
+        let heads: Vec<usize> = self
+            .some_heads()
+            .into_iter()
+            .filter(|h| chunks.iter().any(|c| wanted(*h, c.start)))
+            .collect();
+        if heads.is_empty() {
+            return;
+        }
+        let cache = (form == Form::Absorbed).then(|| {
+            let all = self.gather(seq, 0..self.spec.geometry.cache());
+            match self.listed(sequence) {
+                Some(list) => all.select(Axis(0), &list.source),
+                None => all,
+            }
+        });
+        let shared = KeyStats::default();
+        let split = seq.phase() == Phase::Decode || self.contract.split_prefill;
+        let cut = self.plan.cut(form, seq);
+        heads.into_par_iter().for_each(|h| {
+            let wanted = |i: usize| wanted(h, i);
+            let shared = cache.as_ref().map(|c| (c, &shared));
+            self.attend_head(read, h, shared, &wanted, &mut |tokens, head| {
+                let whole = 0..head.visible.last().copied().unwrap_or(0);
+                let slip = self.slip(sequence);
+                // Keys may be listed otherwise than they are: splits are dealt over what is read.
+                let ranges = match cut {
+                    Cut::Chunks(_) => {
+                        let mut ranges = self.plan.part_ranges(form, seq, self.contract);
+                        let last = ranges.iter().rposition(|r| !r.is_empty()).unwrap_or(0);
+                        ranges[last].end = head.k.rows;
+                        let within = |r: Range<usize>| r.start.min(head.k.rows)..r.end.min(head.k.rows);
+                        ranges.into_iter().map(within).collect()
+                    }
+                    Cut::Splits if read.parts.is_some() => {
+                        let mut dealt = self.contract.split_ranges(head.k.rows);
+                        let own = self.plan.part_ranges(form, seq, self.contract).len();
+                        dealt.resize(own.max(dealt.len()), head.k.rows..head.k.rows);
+                        dealt
+                    }
+                    _ => self.contract.split_ranges(head.k.rows),
+                };
+                let inside = split || matches!(cut, Cut::Chunks(_));
+                let Some((all, own)) = read.parts else {
+                    let first = rows.start + tokens.start;
+                    let to = first..first + tokens.len();
+                    if inside && ranges.len() > 1 {
+                        // The engine merges its parts itself: there are no partial results to read.
+                        self.visit_merged(stage, h, to, (&head, slip), &ranges, visit);
+                    } else {
+                        self.visit_attended(stage, h, to, (&head, slip), whole, visit);
+                    }
+                    return;
+                };
+                for (part, range) in ranges.into_iter().enumerate() {
+                    let first = part * all + own + tokens.start;
+                    let to = first..first + tokens.len();
+                    self.visit_attended(stage, h, to, (&head, slip), range, visit);
                 }
             });
-            let shared = KeyStats::default();
-            let split = seq.phase() == Phase::Decode || self.contract.split_prefill;
-            heads.into_par_iter().for_each(|h| {
-                let wanted = |i: usize| wanted(h, i);
-                let shared = cache.as_ref().map(|c| (c, &shared));
-                self.attend_head(&read, h, shared, &wanted, &mut |tokens, head| {
-                    let whole = 0..head.visible.last().copied().unwrap_or(0);
-                    let splits = self.contract.split_ranges(head.k.rows);
-                    let slip = self.slip(sequence);
-                    if !parts && split && splits.len() > 1 {
-                        // The engine merges its splits itself: there are no partial results to read.
-                        let first = rows.start + tokens.start;
-                        let to = first..first + tokens.len();
-                        self.visit_merged(stage, h, to, (&head, slip), &splits, visit);
-                        return;
-                    }
-                    let ranges = if parts { splits } else { Vec::from([whole]) };
-                    for (split, range) in ranges.into_iter().enumerate() {
-                        let first =
-                            if parts { split * decode_rows + index } else { rows.start + tokens.start };
-                        let to = first..first + tokens.len();
-                        self.visit_attended(stage, h, to, (&head, slip), range, visit);
-                    }
-                });
-            });
-        }
+        });
     }
 
     /// Keys of a sequence as they are read, where that is not in order.
@@ -639,50 +715,54 @@ impl Evaluator<'_> {
         }
     }
 
-    /// Decode rows computed in parts: merged from part_o and part_lse.
-    fn merge(&self, stage: Stage, absorbed: bool, visit: Visit) {
-        let (g, splits) = (&self.spec.geometry, self.plan.splits);
-        let decode_rows = self.plan.decode_rows();
-        if !self.plan.is_split(Phase::Decode) || decode_rows == 0 {
+    /// Rows computed in parts: merged from part_o and part_lse.
+    fn merge(&self, stage: Stage, form: Form, visit: Visit) {
+        let g = &self.spec.geometry;
+        let (splits, all) = (self.plan.parts(form), self.plan.part_rows(form));
+        if all == 0 {
             return;
         }
-        let rows: Vec<usize> = self
+        // Row of the result and row within each part, a few neighbours at a time.
+        let some: Vec<(Range<usize>, usize)> = self
             .plan
-            .attention_rows()
-            .filter(|(_, s, _)| s.phase() == Phase::Decode)
-            .map(|(_, _, r)| r.start)
+            .part_sequences(form)
+            .flat_map(|(_, _, rows, own)| {
+                let chunks = row_chunks(rows.len(), ROW_CHUNK).into_iter();
+                chunks.map(move |c| (rows.start + c.start..rows.start + c.end, own.start + c.start))
+            })
             .collect();
         let lse = stage == Stage::Lse;
-        let width = if absorbed { g.latent } else { g.value };
-        let part_lse = self.source.block(Stage::PartLse, 0..splits * decode_rows, 0..g.heads);
+        let width = if form == Form::Absorbed { g.latent } else { g.value };
+        let part_lse = self.source.block(Stage::PartLse, 0..splits * all, 0..g.heads);
         self.some_heads().into_par_iter().for_each(|h| {
             let cols = h * width..(h + 1) * width;
-            let part_o =
-                (!lse).then(|| self.source.block(Stage::PartO, 0..splits * decode_rows, cols.clone()));
-            for (i, &row) in rows.iter().enumerate() {
-                let l: Vec<f64> = (0..splits).map(|s| part_lse[[s * decode_rows + i, h]]).collect();
-                let (w, total) = merge_weights_as(&l, self.merge_power());
-                let apart = |(v, w): (&f64, &f64)| if *w > 0.0 { (v - total).abs() } else { 0.0 };
-                let spread = vec![l.iter().zip(&w).map(apart).fold(0.0, f64::max)];
-                let (x, size, cols) = match &part_o {
-                    None => (Array2::from_elem((1, 1), total), Array2::zeros((0, 0)), h..h + 1),
-                    Some(o) => {
-                        let (mut x, mut size) = (Array2::zeros((1, width)), Array2::zeros((1, width)));
-                        for (s, w) in w.iter().enumerate().filter(|(_, w)| **w != 0.0) {
-                            for (j, v) in o.row(s * decode_rows + i).iter().enumerate() {
-                                x[[0, j]] += w * v;
-                                size[[0, j]] += (w * v).abs();
-                            }
-                        }
-                        (x, size, cols.clone())
-                    }
+            let part_o = (!lse).then(|| self.source.block(Stage::PartO, 0..splits * all, cols.clone()));
+            for (rows, own) in &some {
+                let n = rows.len();
+                let mut spread = vec![0.0; n];
+                let (mut x, mut size) = match lse {
+                    true => (Array2::zeros((n, 1)), Array2::zeros((0, 0))),
+                    false => (Array2::zeros((n, width)), Array2::zeros((n, width))),
                 };
-                visit(Chunk {
-                    rows: row..row + 1,
-                    cols,
-                    x,
-                    terms: Terms::Merge { spread, size, splits, lse },
-                });
+                for i in 0..n {
+                    let l: Vec<f64> = (0..splits).map(|s| part_lse[[s * all + own + i, h]]).collect();
+                    let (w, total) = merge_weights_as(&l, self.merge_power());
+                    let apart = |(v, w): (&f64, &f64)| if *w > 0.0 { (v - total).abs() } else { 0.0 };
+                    spread[i] = l.iter().zip(&w).map(apart).fold(0.0, f64::max);
+                    let Some(o) = &part_o else {
+                        x[[i, 0]] = total;
+                        continue;
+                    };
+                    for (s, w) in w.iter().enumerate().filter(|(_, w)| **w != 0.0) {
+                        for (j, v) in o.row(s * all + own + i).iter().enumerate() {
+                            x[[i, j]] += w * v;
+                            size[[i, j]] += (w * v).abs();
+                        }
+                    }
+                }
+                let cols = if lse { h..h + 1 } else { cols.clone() };
+                let terms = Terms::Merge { spread, size, splits, lse };
+                visit(Chunk { rows: rows.clone(), cols, x, terms });
             }
         });
     }
@@ -694,7 +774,7 @@ struct Read<'a> {
     seq: &'a Sequence,
     /// Its rows of attention.
     rows: Range<usize>,
-    /// Decode rows of the plan and its own among them, where splits are rows of their own.
+    /// Rows of each part of the form and the first of its own among them, where parts are rows of their own.
     parts: Option<(usize, usize)>,
 }
 
@@ -708,7 +788,9 @@ impl Read<'_> {
     fn asked(&self, departure: Option<&Departure>, tokens: &Range<usize>) -> bool {
         let Some(only) = departure.map(|d| &d.only).filter(|o| !o.rows.is_empty()) else { return true };
         match self.parts {
-            Some((rows, index)) => only.rows.iter().skip(index).step_by(rows.max(1)).any(|r| *r),
+            Some((rows, own)) => only.rows.chunks(rows.max(1)).any(|part| {
+                part.get(own + tokens.start..own + tokens.end).is_some_and(|r| r.contains(&true))
+            }),
             None => only.any(self.rows.start + tokens.start..self.rows.start + tokens.end),
         }
     }

@@ -2,7 +2,7 @@
 The float64 reference of MLA attention: vocabulary, truth, no I/O.
 
 - [`stage`]: the one table of stages and weights; [`geometry`]: widths and scalars of a layer;
-  [`plan`]: rows of a run; [`contract`]: roundings that an engine declares.
+  [`plan`]: rows of a run; [`route`]: which form serves which of them, and in which parts; [`contract`]: roundings that an engine declares.
 - [`evaluate`]: one function a stage, from inputs to the float64 value, chunk by chunk.
 - [`elementwise`], [`attention`], [`product`]: the mathematics underneath.
 - [`ggml`], [`dequant`]: what stored weights mean.
@@ -28,6 +28,7 @@ pub mod operands;
 pub mod plan;
 pub mod product;
 pub mod recall;
+pub mod route;
 pub mod rows;
 pub mod stage;
 
@@ -40,4 +41,5 @@ pub use key_stats::KeyStats;
 pub use operands::Operands;
 pub use plan::{Given, Plan, Regime, RowName, Sequence};
 pub use recall::Recall;
+pub use route::{Cut, Route};
 pub use stage::{Axis, Form, Phase, STAGES, Scope, Stage, WEIGHTS, Weight};

@@ -6,7 +6,8 @@ share is computed once and each weight is read once a product. Every tensor of t
 of rows and columns here; [`Plan::rows`] says how many rows, [`Plan::names`] what they are.
 */
 
-use crate::stage::{Axis, Form, Phase, Stage};
+use crate::route::Route;
+use crate::stage::{Axis, Form, Phase, Scope, Stage};
 use ndarray::Array2;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -73,7 +74,7 @@ pub struct Given {
 }
 
 /// Rows of all stages.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// Position of each stacked token.
     pub positions: Vec<u64>,
@@ -87,6 +88,10 @@ pub struct Plan {
     pub pages: usize,
     /// Splits of the keys in decode.
     pub splits: usize,
+    /// Ranks of tensor parallelism whose tensors are put together; 0 or 1: none. Each holds an equal run of the heads.
+    pub ranks: usize,
+    /// Which form serves which sequence, and chunks of context.
+    pub route: Route,
 }
 
 /// What a row of a tensor is, in words that a user knows.
@@ -100,6 +105,8 @@ pub struct RowName {
     pub index: usize,
     /// Split of the keys.
     pub split: Option<usize>,
+    /// Rank, where there are several and the row is one's own.
+    pub rank: Option<usize>,
 }
 
 impl Plan {
@@ -108,57 +115,80 @@ impl Plan {
         self.positions.len()
     }
 
-    /// Sequences of a phase with the range of their rows of attention: new tokens, sequence after sequence.
-    pub fn attention_rows(&self) -> impl Iterator<Item = (usize, &Sequence, Range<usize>)> {
+    /// Sequences that a form serves with the range of their rows of attention: new tokens, sequence after sequence. None: of
+    /// all sequences.
+    pub fn attention_rows(
+        &self,
+        form: Option<Form>,
+    ) -> impl Iterator<Item = (usize, &Sequence, Range<usize>)> {
         let mut at = 0;
-        self.sequences.iter().enumerate().map(move |(i, s)| {
+        let served = self.sequences.iter().enumerate().filter(move |(_, s)| self.serves(form, s));
+        served.map(move |(i, s)| {
             let r = at..at + s.tokens.len();
             at = r.end;
             (i, s, r)
         })
     }
 
-    /// The same for rows of k and v: key positions, sequence after sequence.
+    /// The same for rows of k and v: key positions, sequence after sequence, of the fused form.
     pub fn key_rows(&self) -> impl Iterator<Item = (usize, &Sequence, Range<usize>)> {
         let mut at = 0;
-        self.sequences.iter().enumerate().map(move |(i, s)| {
+        self.attention_rows(Some(Form::Fused)).map(move |(i, s, _)| {
             let r = at..at + s.keys();
             at = r.end;
             (i, s, r)
         })
     }
 
-    /// Rows of attention that are decode steps: the rows of part_o and part_lse, for each split.
-    pub fn decode_rows(&self) -> usize {
-        self.attention_rows().filter(|(_, s, _)| s.phase() == Phase::Decode).count()
-    }
-
-    /// Whether rows of this phase are computed in parts and merged.
-    pub fn is_split(&self, phase: Phase) -> bool {
-        phase == Phase::Decode && self.splits > 1
-    }
-
-    /// Rows of a stage's matrix; the columns are the product of its other axes.
-    pub fn rows(&self, stage: Stage) -> usize {
+    /// Rows of a stage's matrix in a form; the columns are the product of its other axes. `form`: None for stages that forms
+    /// share; of others, rows of all sequences.
+    pub fn rows(&self, stage: Stage, form: Option<Form>) -> usize {
         match stage {
             Stage::Cache => self.pages * self.page_size,
-            Stage::K | Stage::V => self.sequences.iter().map(Sequence::keys).sum(),
-            Stage::PartO | Stage::PartLse => self.splits * self.decode_rows(),
+            Stage::K | Stage::V => self.key_rows().map(|(_, s, _)| s.keys()).sum(),
+            Stage::QLatent => self.latent_tokens(),
+            Stage::PartO | Stage::PartLse => {
+                form.map_or(0, |form| self.parts(form) * self.part_rows(form))
+            }
+            Stage::PartOut => self.ranks * self.rows(Stage::Out, form),
             Stage::OLatent | Stage::Lse | Stage::AttnOut | Stage::Out => {
-                self.sequences.iter().map(|s| s.tokens.len()).sum()
+                self.attention_rows(form).map(|(_, s, _)| s.tokens.len()).sum()
             }
             _ => self.tokens(),
         }
     }
 
-    /// Whether the stage exists in this plan: parts need splits and decode steps.
-    pub fn has(&self, stage: Stage) -> bool {
-        !matches!(stage, Stage::PartO | Stage::PartLse) || (self.splits > 1 && self.decode_rows() > 0)
+    /// Stacked tokens that the absorbed form serves: the first ones, since it comes first where requests are routed.
+    fn latent_tokens(&self) -> usize {
+        let served = self.attention_rows(Some(Form::Absorbed)).map(|(_, s, _)| s.tokens.end);
+        if self.route.threshold.is_some() { served.max().unwrap_or(0) } else { self.tokens() }
+    }
+
+    /// Whether the stage exists in this plan: a form needs sequences, parts need sequences that are computed in parts.
+    pub fn has(&self, stage: Stage, form: Option<Form>) -> bool {
+        let form = match stage.row().scope {
+            Scope::Shared => return true,
+            Scope::Only(form) => Some(form),
+            Scope::Each => form,
+        };
+        match (stage, form) {
+            (Stage::PartO | Stage::PartLse, Some(form)) => self.part_rows(form) > 0,
+            (Stage::PartO | Stage::PartLse, None) => self.has_parts(),
+            (Stage::PartOut, form) => self.ranks > 1 && form.is_none_or(|form| self.has_form(form)),
+            (_, Some(form)) => self.has_form(form),
+            (_, None) => true,
+        }
+    }
+
+    /// Whether rows of the stage are put together from parts: of the keys, or of ranks.
+    pub fn joins(&self, stage: Stage, form: Option<Form>) -> bool {
+        self.has(if stage == Stage::Out { Stage::PartOut } else { Stage::PartO }, form)
     }
 
     /// Lengths of the axes of a stage in this plan.
     pub fn shape(&self, stage: Stage, form: Option<Form>, g: &crate::Geometry) -> Vec<usize> {
-        let mut rows = self.rows(stage);
+        let mut rows = self.rows(stage, form);
+        let parts = form.map_or(1, |form| self.parts(form));
         stage
             .axes(form)
             .iter()
@@ -168,26 +198,31 @@ impl Plan {
                     self.pages
                 }
                 Axis::Split => {
-                    rows /= self.splits.max(1);
-                    self.splits
+                    rows /= parts;
+                    parts
+                }
+                Axis::Rank => {
+                    rows /= self.ranks.max(1);
+                    self.ranks
                 }
                 other => other.len(g).unwrap_or(rows),
             })
             .collect()
     }
 
-    /// What the rows of a stage are: one entry a row.
-    pub fn names(&self, stage: Stage) -> Vec<RowName> {
+    /// What the rows of a stage are in a form: one entry a row.
+    pub fn names(&self, stage: Stage, form: Option<Form>) -> Vec<RowName> {
         let of = |sequence: usize, s: &Sequence, index| RowName {
             sequence: Some(sequence),
             request: Some(s.request),
             index,
             split: None,
+            rank: None,
         };
         match stage {
             Stage::Cache => {
-                let none = RowName { sequence: None, request: None, index: 0, split: None };
-                let mut all = vec![none; self.rows(stage)];
+                let none = RowName { sequence: None, request: None, index: 0, split: None, rank: None };
+                let mut all = vec![none; self.rows(stage, form)];
                 for (i, s) in self.sequences.iter().enumerate() {
                     for (position, &slot) in s.slots.iter().enumerate() {
                         all[slot] = of(i, s, position);
@@ -198,19 +233,27 @@ impl Plan {
             Stage::K | Stage::V => {
                 self.key_rows().flat_map(|(i, s, r)| (0..r.len()).map(move |j| of(i, s, j))).collect()
             }
-            Stage::PartO | Stage::PartLse => (0..self.splits)
-                .flat_map(|split| {
-                    self.attention_rows()
-                        .filter(|(_, s, _)| s.phase() == Phase::Decode)
-                        .map(move |(i, s, _)| RowName { split: Some(split), ..of(i, s, 0) })
-                })
-                .collect(),
-            Stage::OLatent | Stage::Lse | Stage::AttnOut | Stage::Out => {
-                self.attention_rows().flat_map(|(i, s, r)| (0..r.len()).map(move |j| of(i, s, j))).collect()
+            Stage::PartO | Stage::PartLse => {
+                let Some(form) = form else { return Vec::new() };
+                let rows = |(i, s, r, _): (usize, &Sequence, Range<usize>, _)| {
+                    (0..r.len()).map(|j| of(i, s, j)).collect::<Vec<_>>()
+                };
+                let one: Vec<RowName> = self.part_sequences(form).flat_map(rows).collect();
+                let part = |split| one.iter().map(move |n| RowName { split: Some(split), ..*n });
+                (0..self.parts(form)).flat_map(part).collect()
             }
+            Stage::PartOut => {
+                let one = self.names(Stage::Out, form);
+                let of = |rank| one.iter().map(move |n| RowName { rank: Some(rank), ..*n });
+                (0..self.ranks).flat_map(of).collect()
+            }
+            Stage::OLatent | Stage::Lse | Stage::AttnOut | Stage::Out => self
+                .attention_rows(form)
+                .flat_map(|(i, s, r)| (0..r.len()).map(move |j| of(i, s, j)))
+                .collect(),
             _ => {
                 let mut start = 0;
-                (0..self.tokens())
+                (0..self.rows(stage, form))
                     .map(|t| {
                         if t > 0 && self.token_request[t] != self.token_request[t - 1] {
                             start = t;
@@ -220,6 +263,7 @@ impl Plan {
                             request: Some(self.token_request[t]),
                             index: t - start,
                             split: None,
+                            rank: None,
                         }
                     })
                     .collect()

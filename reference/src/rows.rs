@@ -157,6 +157,34 @@ impl Rows for Cut<'_> {
     }
 }
 
+/// Matrices of equal width under each other, each with an encoding of its own.
+pub struct Stacked<R> {
+    /// From the top.
+    pub parts: Vec<R>,
+}
+
+impl<R: Rows> Rows for Stacked<R> {
+    fn rows(&self) -> usize {
+        self.parts.iter().map(Rows::rows).sum()
+    }
+    fn cols(&self) -> usize {
+        self.parts.first().map_or(0, Rows::cols)
+    }
+    fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
+        let mut left = row;
+        for part in &self.parts {
+            match left.checked_sub(part.rows()) {
+                None => return part.decode(left, k0, out),
+                Some(rest) => left = rest,
+            }
+        }
+    }
+    fn say(&self, to: &mut dyn FnMut(&[u8])) {
+        to(format!("{} stacked;", self.parts.len()).as_bytes());
+        self.parts.iter().for_each(|p| p.say(to));
+    }
+}
+
 /// Rows of a matrix in float64, [rows, cols], or transposed.
 pub fn dense(w: &dyn Rows, rows: Range<usize>, transpose: bool) -> Array2<f64> {
     let mut out = Array2::zeros((rows.len(), w.cols()));
@@ -188,5 +216,25 @@ mod tests {
         let mut out = vec![0.0; 128];
         rows.decode(1, 256, &mut out);
         assert_eq!(out, (256..384).map(|c| f64::from(2 * 384 + c)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_stack_is_its_parts_from_the_top() {
+        let data: Vec<f64> = (0..5 * 300).map(f64::from).collect();
+        let part = |from: usize, rows: usize| Dense { data: &data[from * 300..(from + rows) * 300], cols: 300 };
+        let stack = Stacked { parts: vec![part(3, 2), part(0, 0), part(0, 3)] };
+        assert_eq!((stack.rows(), stack.cols()), (5, 300));
+        for (row, from) in [3, 4, 0, 1, 2].into_iter().enumerate() {
+            let mut out = vec![0.0; 44];
+            stack.decode(row, 256, &mut out);
+            assert_eq!(out, data[from * 300 + 256..(from + 1) * 300], "row {row}");
+        }
+        let said = |rows: &dyn Rows| {
+            let mut all = Vec::new();
+            rows.say(&mut |b| all.extend_from_slice(b));
+            all
+        };
+        let other = Stacked { parts: vec![part(0, 3), part(3, 2)] };
+        assert_ne!(said(&stack), said(&other));
     }
 }

@@ -20,6 +20,7 @@ pub enum Axis {
     Page,
     Slot,
     Split,
+    Rank,
     Head,
     Hidden,
     QRank,
@@ -42,6 +43,7 @@ impl Axis {
             Axis::Page => "page",
             Axis::Slot => "slot",
             Axis::Split => "split",
+            Axis::Rank => "rank",
             Axis::Head => "head",
             Axis::Hidden => "hidden",
             Axis::QRank => "q_rank",
@@ -54,10 +56,10 @@ impl Axis {
         }
     }
 
-    /// Length, where the geometry alone decides it (None: token, key, page, slot, split).
+    /// Length, where the geometry alone decides it (None: token, key, page, slot, split, rank).
     pub const fn len(self, g: &Geometry) -> Option<usize> {
         Some(match self {
-            Axis::Token | Axis::Key | Axis::Page | Axis::Slot | Axis::Split => return None,
+            Axis::Token | Axis::Key | Axis::Page | Axis::Slot | Axis::Split | Axis::Rank => return None,
             Axis::Head => g.heads,
             Axis::Hidden => g.hidden,
             Axis::QRank => g.q_rank,
@@ -144,7 +146,7 @@ names! {
         Hidden = "hidden", AttnIn = "attn_in", QA = "q_a", QANormed = "q_a_normed", QRaw = "q_raw", Q = "q",
         KvA = "kv_a", KvCNormed = "kv_c_normed", KPe = "k_pe", Cache = "cache", K = "k", V = "v",
         QLatent = "q_latent", PartO = "part_o", PartLse = "part_lse", OLatent = "o_latent", Lse = "lse",
-        AttnOut = "attn_out", Out = "out",
+        AttnOut = "attn_out", PartOut = "part_out", Out = "out",
     }
 }
 
@@ -182,7 +184,8 @@ pub struct StageRow {
     pub fused: &'static [Stage],
     /// Inputs in the absorbed form.
     pub absorbed: &'static [Stage],
-    /// With more than one split the stage is the merge of part_o and part_lse instead.
+    /// Where its keys are split the stage is the merge of part_o and part_lse instead; under tensor parallelism `out` is the
+    /// sum of part_out.
     pub merges: bool,
     /// Weights it reads.
     pub weights: &'static [Weight],
@@ -312,13 +315,21 @@ pub static STAGES: &[StageRow] = &[
         &[],
     )),
     row(
-        Stage::Out,
-        &[Token, Hidden],
-        "Σ_h attn_out(h) · w_o(h)ᵀ",
+        Stage::PartOut,
+        &[Rank, Token, Hidden],
+        "Σ over a rank's heads attn_out(h) · w_o(h)ᵀ",
         Each,
         one(&[Stage::AttnOut]),
         &[Weight::WO],
     ),
+    merging(row(
+        Stage::Out,
+        &[Token, Hidden],
+        "Σ_h attn_out(h) · w_o(h)ᵀ, or Σ over ranks part_out",
+        Each,
+        one(&[Stage::AttnOut]),
+        &[Weight::WO],
+    )),
 ];
 
 /// One row of the table of weights.
@@ -382,14 +393,18 @@ impl Stage {
         axes
     }
 
-    /// What it is computed from. `form`: None for shared stages; `split`: more than one split of the keys.
-    pub fn inputs(self, g: &Geometry, form: Option<Form>, split: bool) -> &'static [Stage] {
+    /// What it is computed from. `form`: None for shared stages; `joined`: put together from parts, of the keys or of ranks
+    /// ([`Plan::joins`](crate::Plan::joins)).
+    pub fn inputs(self, g: &Geometry, form: Option<Form>, joined: bool) -> &'static [Stage] {
         let row = self.row();
         if self == Stage::QRaw && g.q_rank == 0 {
             return &[Stage::AttnIn];
         }
         let absorbed = form == Some(Form::Absorbed);
-        if split && row.merges && !(self == Stage::AttnOut && absorbed) {
+        if joined && self == Stage::Out {
+            return &[Stage::PartOut];
+        }
+        if joined && row.merges && !(self == Stage::AttnOut && absorbed) {
             return &[Stage::PartO, Stage::PartLse];
         }
         if absorbed { row.absorbed } else { row.fused }

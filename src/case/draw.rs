@@ -19,7 +19,7 @@ use mla_reference::elementwise::{pair, rope_table};
 use mla_reference::product::{Dense, product};
 use mla_reference::rows::dense;
 use mla_reference::{
-    Contract, Evaluator, Given, Plan, Regime, Sequence, Source, Spec, Stage, Weight, Weights,
+    Contract, Evaluator, Given, Plan, Regime, Route, Sequence, Source, Spec, Stage, Weight, Weights,
 };
 use ndarray::{Array2, ArrayView1, s};
 use std::collections::HashMap;
@@ -43,9 +43,11 @@ pub struct Draw<'a> {
     pub page_size: usize,
     /// Splits of the keys in decode.
     pub splits: usize,
+    /// Which form serves which request, and chunks of context.
+    pub route: Route,
     /// Dtype of activations.
     pub dtype: DType,
-    /// Real hidden states, [token, hidden], instead of drawn ones.
+    /// Real hidden states, [token, hidden], instead of drawn ones; tokens in the order of the batch, however it is routed.
     pub hidden: Option<Array2<f64>>,
     /// The layer.
     pub spec: &'a Spec,
@@ -123,6 +125,11 @@ impl Draw<'_> {
             return Err(HiddenError::NotFinite { value, dtype: self.dtype, row, column });
         }
         let hidden = hidden.mapv(|v| self.dtype.round(v));
+        // A request has the same inputs wherever it stands.
+        let hidden = match self.route.threshold {
+            None => hidden,
+            Some(_) => hidden.select(ndarray::Axis(0), &self.batch.tokens(&plan.order())),
+        };
         let mut given = Given { hidden, context: Vec::new() };
         let own = Own::new(&self, &plan, &given);
         let mut notes = Vec::new();
@@ -137,15 +144,17 @@ impl Draw<'_> {
     }
 
     fn plan(&self) -> Plan {
-        let (mut positions, mut token_request, mut ranges) = (Vec::new(), Vec::new(), Vec::new());
-        for (i, r) in self.batch.0.iter().enumerate() {
-            ranges.push(positions.len()..positions.len() + r.new);
+        let (mut positions, mut token_request) = (Vec::new(), Vec::new());
+        let mut ranges = vec![0..0; self.batch.0.len()];
+        let order = self.batch.order(self.route.threshold);
+        for (i, r) in order.iter().map(|i| (*i, &self.batch.0[*i])) {
+            ranges[i] = positions.len()..positions.len() + r.new;
             positions.extend((r.context..r.total()).map(|p| p as u64));
             token_request.extend(std::iter::repeat_n(i, r.new));
         }
         let mut sequences: Vec<Sequence> = Vec::new();
         for (nth, &regime) in self.regimes.iter().enumerate() {
-            for (i, r) in self.batch.0.iter().enumerate() {
+            for (i, r) in order.iter().map(|i| (*i, &self.batch.0[*i])) {
                 // Without context the regimes do not differ.
                 if nth > 0 && r.context == 0 {
                     continue;
@@ -161,7 +170,8 @@ impl Draw<'_> {
         }
         let pages = needed(&sequences, self.page_size) + SPARE_PAGES;
         lay_out(&mut sequences, self.page_size, pages, Stream::new(self.seed, PAGES, 0));
-        Plan { positions, token_request, sequences, page_size: self.page_size, pages, splits: self.splits }
+        let (page_size, splits, route) = (self.page_size, self.splits, self.route);
+        Plan { positions, token_request, sequences, page_size, pages, splits, route, ranks: 1 }
     }
 
     fn draw_hidden(&self, tokens: usize) -> Array2<f64> {

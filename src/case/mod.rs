@@ -8,10 +8,12 @@ stacked into one [`Plan`]; requests with a context appear once a regime.
 mod draw;
 pub(crate) mod pages;
 mod request;
+mod routing;
 
 pub(crate) use draw::Stream;
 pub use draw::{Draw, HiddenError, automatic_splits};
 pub use request::{Batch, BatchError, DEFAULT_BATCH, Request};
+pub use routing::{MOST_PARTS, Routed};
 
 use mla_reference::{Given, Plan, Regime};
 

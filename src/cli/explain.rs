@@ -79,6 +79,10 @@ pub fn main(args: &ExplainArgs, out: &mut Output) -> Result<u8, Failure> {
     same_model(&report, &bad)?;
     let command = parse(report.command_of(layer)).map_err(|(what, how)| bad(what, &how))?;
     run::threads(args.threads)?;
+    if unit.tensor.contains("@rank") {
+        let what = format!("{} is of ranks that hold something else than the others", name(unit));
+        return Err(bad(what, "explain the tensor without its @rank: that of the other ranks"));
+    }
     let which = explain::which(unit.tensor, unit.form).ok_or_else(|| {
         bad(
             format!("{} is compared bit for bit with what stands beside it: nothing is computed", name(unit)),

@@ -3,10 +3,11 @@
 use super::copies::Copies;
 use super::out::{Failure, Output};
 use super::{bisect::Bisecting, devices, layers, text};
-use crate::case::{Batch, DEFAULT_BATCH};
+use crate::case::{Batch, DEFAULT_BATCH, MOST_PARTS};
 use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options, not_judged};
 use crate::contracts::ContractChoice;
 use crate::device::cuda::Installed;
+use crate::engine::stack::QkvA;
 use crate::engine::{EngineError, SinkError};
 use crate::fault::{Fault, NAMES};
 use crate::harness::gate;
@@ -47,9 +48,17 @@ pub struct RunArgs {
     /// Who computes: `auto` takes cuda where a GPU answers, else cpu
     #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
     engine: EngineArg,
-    /// Form of attention
+    /// Form of attention; `routed` sends each request of the batch one way, as vLLM does (docs/routing.md)
     #[arg(long, value_enum, default_value_t = FormArg::Both)]
     form: FormArg,
+    /// With --form routed: a request of at most so many new tokens is a decode and goes through the absorbed form, decodes
+    /// first [default: 1]
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..))]
+    decode_threshold: Option<u32>,
+    /// Prefills of the fused form attend to their context in chunks of so many keys, merged with the new tokens [default: in
+    /// one go]
+    #[arg(long, value_name = "C", value_parser = clap::value_parser!(u32).range(1..))]
+    context_chunk: Option<u32>,
     /// Requests, CONTEXT+NEW, as a comma list
     #[arg(long, default_value = DEFAULT_BATCH)]
     batch: String,
@@ -68,6 +77,13 @@ pub struct RunArgs {
     /// Splits of the keys in decode: a number or `auto`
     #[arg(long, default_value = "auto", value_parser = splits)]
     splits: SplitsArg,
+    /// Ranks of tensor parallelism: heads are shared, out is summed (docs/parallel.md). They run one after the other on one
+    /// device
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    tp: u16,
+    /// How engines compute q_a and kv_a (docs/stacked.md)
+    #[arg(long, value_enum, default_value_t = QkvA::Split)]
+    qkv_a: QkvA,
     /// Accumulator that engine cpu emulates
     #[arg(long, value_enum, default_value_t = AccumulateKind::Rn)]
     accumulate: AccumulateKind,
@@ -173,9 +189,12 @@ pub(super) enum EngineArg {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum FormArg {
+    /// Each form computes all requests
     Both,
     Fused,
     Absorbed,
+    /// Decodes through the absorbed form, prefills through the fused one
+    Routed,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -232,7 +251,7 @@ impl FormArg {
     /// The forms.
     pub(super) fn forms(self) -> Vec<Form> {
         match self {
-            FormArg::Both => Form::ALL.to_vec(),
+            FormArg::Both | FormArg::Routed => Form::ALL.to_vec(),
             FormArg::Fused => vec![Form::Fused],
             FormArg::Absorbed => vec![Form::Absorbed],
         }
@@ -398,6 +417,32 @@ fn snapshots(
 }
 
 impl RunArgs {
+    /// The threshold of a routed batch, and keys of a chunk of context.
+    fn route(&self, batch: &Batch) -> Result<(Option<usize>, Option<usize>), Failure> {
+        let routed = self.form == FormArg::Routed;
+        if self.decode_threshold.is_some() && !routed {
+            return Err(Failure::Input(
+                "only a routed batch has decodes and prefills that go different ways\n  where: --decode-threshold\n  do: pass --form routed, or leave --decode-threshold out".into(),
+            ));
+        }
+        let threshold = routed.then(|| self.decode_threshold.unwrap_or(1) as usize);
+        let Some(chunk) = self.context_chunk.map(|n| n as usize) else { return Ok((threshold, None)) };
+        if self.form == FormArg::Absorbed {
+            return Err(Failure::Input(
+                "the absorbed form reads the context where it lies, in no chunks\n  where: --context-chunk --form absorbed\n  do: pass --form fused, routed or both, or leave --context-chunk out".into(),
+            ));
+        }
+        let parts = batch.parts(threshold, chunk);
+        if parts > MOST_PARTS {
+            let longest = batch.0.iter().map(|r| r.context).max().unwrap_or(0);
+            let least = longest.div_ceil(MOST_PARTS - 1);
+            return Err(Failure::Input(format!(
+                "chunks of {chunk} keys cut a request into {parts} parts, more than {MOST_PARTS}\n  where: --context-chunk\n  do: pass {least} or more, or shorter contexts"
+            )));
+        }
+        Ok((threshold, Some(chunk)))
+    }
+
     /// A report without layers.
     fn empty(&self, model: ModelReport) -> Report {
         Report {
@@ -553,6 +598,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         ));
     }
     let batch: Batch = args.batch.parse().map_err(Failure::input)?;
+    let (route, context_chunk) = args.route(&batch)?;
     let fault = match &args.fault {
         None => None,
         Some(text) => Some(Fault::parse(text, args.seed).map_err(Failure::input)?),
@@ -571,6 +617,11 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         return Err(Failure::Input(format!(
             "engine reference is compared with nothing\n  where: {flag}\n  do: use --engine cpu, or leave {flag} out"
         )));
+    }
+    if args.qkv_a == QkvA::Stacked && engine == EngineKind::Reference {
+        return Err(Failure::Input(
+            "engine reference computes each projection by itself\n  where: --qkv-a stacked\n  do: use --engine cpu, or leave --qkv-a out".into(),
+        ));
     }
     let contract = ContractChoice::read(&args.contract).map_err(Failure::input)?;
     if engine == EngineKind::Reference && !matches!(contract, ContractChoice::Declared) {
@@ -594,6 +645,10 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
             SplitsArg::Auto => None,
             SplitsArg::Number(n) => Some(n),
         },
+        qkv_a: args.qkv_a,
+        tp: usize::from(args.tp),
+        route,
+        context_chunk,
         accumulate: args.accumulate,
         kernels: args.kernels.clone(),
         gpu: args.gpu,

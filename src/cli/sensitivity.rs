@@ -98,6 +98,11 @@ const fn default_goal(contract: ContractArg) -> f64 {
 /// Runs the command.
 pub fn main(args: &SensitivityArgs, out: &mut Output) -> Result<u8, Failure> {
     let engine = judged_engine(args.engine)?;
+    if args.form == FormArg::Routed {
+        return Err(Failure::Input(
+            "sensitivity is measured form by form\n  where: --form routed\n  do: pass --form both, fused or absorbed".into(),
+        ));
+    }
     let model = Model::open(&args.model).map_err(Failure::input)?;
     let first = model.mla_layers().first().copied().ok_or_else(|| {
         let what = "no layer of this file has MLA attention";

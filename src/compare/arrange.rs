@@ -38,12 +38,13 @@ impl Joint {
     }
 }
 
-const AXES: [Axis; 14] = [
+const AXES: [Axis; 15] = [
     Axis::Token,
     Axis::Key,
     Axis::Page,
     Axis::Slot,
     Axis::Split,
+    Axis::Rank,
     Axis::Head,
     Axis::Hidden,
     Axis::QRank,

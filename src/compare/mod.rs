@@ -10,7 +10,6 @@ judge, report.
 pub mod arrange;
 pub mod bare;
 pub mod beside;
-pub mod heads;
 pub mod hook;
 pub mod map;
 pub mod mapped;
@@ -23,6 +22,7 @@ use crate::check::{CheckError, Neighbours, other_conventions};
 use crate::engine::{Description, Sink};
 use crate::judge::cause::weight::OtherLayers;
 use crate::judge::{Ask, Budget, ScalarDifference, Session, Settings, Unit, Verdict, Which, overall, starts};
+use crate::parallel::heads;
 use crate::model::{Layer, Layout, Model, Reading, Stored};
 use crate::report::{CaseReport, Judgement, LayerReport};
 use crate::trace::{Tensor, TensorId};
@@ -268,6 +268,7 @@ fn judged(
         },
         judged: capture.chosen.clone().map(|by| Judgement { by, contract }),
         weights,
+        stacks: Vec::new(),
         layout,
         case: case_report(&capture),
         budget: options.budget,
@@ -284,6 +285,7 @@ fn judged(
         reference: Vec::new(),
         odd: Vec::new(),
         notes: Vec::new(),
+        ranks: None,
         forms_agree: None,
         seconds: 0.0,
         command: None,
@@ -296,7 +298,7 @@ fn judged(
     report.verdict = overall(&report.tensors);
     for unit in report.tensors.iter().filter(|u| u.found.is_some()) {
         if let Which::Tensor(id) = unit.which {
-            report.names.entry(unit.tensor).or_insert_with(|| capture.case.plan.names(id.stage));
+            report.names.entry(unit.tensor).or_insert_with(|| capture.case.plan.names(id.stage, id.form));
         }
     }
     report.seconds = started.elapsed().as_secs_f64();
@@ -314,6 +316,8 @@ fn case_report(capture: &Capture) -> CaseReport {
         seed: 0,
         page_size: case.plan.page_size,
         splits: case.plan.splits,
+        routed: case.plan.route.threshold.map(|t| case.batch.routed(t)),
+        context_chunk: case.plan.route.context_chunk,
         hidden: if hidden { "from the dump" } else { "not in the dump" },
         notes: case.notes.clone(),
     }

@@ -6,14 +6,14 @@ that was changed afterwards shows.
 */
 
 use super::{Capture, CompareError, plain, sane, scalars};
-use crate::case::{Batch, Case};
+use crate::case::{Batch, Case, MOST_PARTS};
 use crate::engine::Description;
 use crate::judge::OPEN;
 use crate::model::{Convention, Model, Reading};
 use crate::trace::read::{Array, Dump, Stored};
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
-use mla_reference::{Contract, Form, Geometry, Given, Plan, Regime, Scope, Sequence, Spec, Stage};
+use mla_reference::{Contract, Form, Geometry, Given, Plan, Regime, Route, Scope, Sequence, Spec, Stage};
 use ndarray::{Array2, s};
 use serde::Deserialize;
 use std::ops::Range;
@@ -37,10 +37,20 @@ struct Manifest {
     page_size: usize,
     pages: usize,
     splits: usize,
+    #[serde(default = "one")]
+    ranks: usize,
+    #[serde(default)]
+    route: Option<usize>,
+    #[serde(default)]
+    context_chunk: Option<usize>,
     sequences: Vec<SequenceEntry>,
     scalars: Vec<(String, f64)>,
     contract: Contract,
     tensors: Vec<Entry>,
+}
+
+fn one() -> usize {
+    1
 }
 
 #[derive(Deserialize)]
@@ -143,6 +153,9 @@ impl Saved {
         let g = &spec.geometry;
         let differ = scalars(m.scalars.iter().cloned(), &spec, "scalars of the manifest")?;
         let mut case = self.case()?;
+        if !g.heads.is_multiple_of(m.ranks) {
+            return Err(self.bad(format!("{} ranks can't share {} heads", m.ranks, g.heads)));
+        }
         let engine: Vec<&Entry> = m.tensors.iter().filter(|e| e.side == "engine").collect();
         if engine.is_empty() {
             return Err(self.bad("the folder holds no tensors of an engine"));
@@ -198,8 +211,12 @@ impl Saved {
         let m = &self.manifest;
         let batch: Batch = m.batch.parse().map_err(|_| self.bad(format!("{:?} is no batch", m.batch)))?;
         let tokens: usize = batch.0.iter().map(|r| r.new).sum();
-        let token_request: Vec<usize> =
-            batch.0.iter().enumerate().flat_map(|(i, r)| std::iter::repeat_n(i, r.new)).collect();
+        let route = Route { threshold: m.route, context_chunk: m.context_chunk, inside: false };
+        let token_request: Vec<usize> = batch
+            .order(m.route)
+            .into_iter()
+            .flat_map(|i| std::iter::repeat_n(i, batch.0.get(i).map_or(0, |r| r.new)))
+            .collect();
         let slots = m.page_size.checked_mul(m.pages).filter(|n| *n <= MOST);
         let fits = |s: &SequenceEntry| {
             let Some(r) = batch.0.get(s.request) else { return false };
@@ -210,8 +227,11 @@ impl Saved {
         };
         if m.positions.len() != tokens
             || m.page_size == 0
-            || !(1..=1024).contains(&m.splits)
+            || !(1..=MOST_PARTS).contains(&m.splits)
+            || !(1..=MOST_PARTS).contains(&m.ranks)
             || m.sequences.is_empty()
+            || m.route == Some(0)
+            || m.context_chunk.is_some_and(|n| n == 0 || batch.parts(m.route, n) > MOST_PARTS)
             || !m.sequences.iter().all(fits)
         {
             return Err(self.bad(
@@ -244,6 +264,8 @@ impl Saved {
                 page_size: m.page_size,
                 pages: m.pages,
                 splits: m.splits,
+                ranks: m.ranks,
+                route,
             },
             given: Given::default(),
             notes: Vec::new(),
@@ -252,7 +274,7 @@ impl Saved {
     }
 
     fn id(&self, entry: &Entry, plan: &Plan, g: &Geometry) -> Result<TensorId, CompareError> {
-        let stage = Stage::from_name(&entry.tensor).filter(|s| s.exists(g) && plan.has(*s));
+        let stage = Stage::from_name(&entry.tensor).filter(|s| s.exists(g) && plan.has(*s, entry.form));
         let id = stage.map(|stage| TensorId { stage, form: entry.form });
         let id = id.filter(|id| match (id.stage.row().scope, id.form) {
             (Scope::Shared, form) => form.is_none(),

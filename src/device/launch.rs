@@ -16,6 +16,8 @@ use crate::nvrtc::Resources;
 pub enum Arg {
     /// Read only.
     In(Buffer),
+    /// Read only, from this byte on: a slot of a buffer that holds more.
+    InFrom(Buffer, u64),
     /// Written; what it held does not count, so it may be poisoned before.
     Out(Buffer),
     /// Read and written.
@@ -28,7 +30,7 @@ impl Arg {
     /// The buffer, and whether it is written.
     pub fn buffer(&self) -> Option<(Buffer, bool)> {
         match *self {
-            Arg::In(b) => Some((b, false)),
+            Arg::In(b) | Arg::InFrom(b, _) => Some((b, false)),
             Arg::Out(b) | Arg::InOut(b) => Some((b, true)),
             Arg::Scalar(_) => None,
         }
@@ -205,6 +207,7 @@ impl Packed {
         for argument in arguments {
             let field = match *argument {
                 Arg::In(b) | Arg::Out(b) | Arg::InOut(b) => address(b).to_le_bytes().into(),
+                Arg::InFrom(b, at) => address(b).wrapping_add(at).to_le_bytes().into(),
                 Arg::Scalar(s) => s.bytes(),
             };
             let offset = packed.bytes.len().next_multiple_of(field.len());

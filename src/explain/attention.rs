@@ -169,7 +169,7 @@ fn head_of(e: &Element) -> usize {
 
 /// The sequence of the row: its index in the plan, and the row's token in it.
 fn sequence(e: &Element) -> Option<(usize, usize)> {
-    let name = e.of.isolated.case.plan.names(e.id.stage).get(e.row).copied()?;
+    let name = e.of.isolated.case.plan.names(e.id.stage, e.id.form).get(e.row).copied()?;
     Some((name.sequence?, name.index))
 }
 

@@ -58,6 +58,9 @@ pub struct Row {
     /// Split of the keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub split: Option<usize>,
+    /// Rank, of a part of `out`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
 }
 
 /// A number on the way.
@@ -302,8 +305,8 @@ fn piece_element(
     {
         made.notes.push(format!("the terms add up to {:e}, the reference has {x:e}", sum.total));
     }
-    let split = of.isolated.case.plan.splits > 1;
-    let inputs = of.id.stage.inputs(g, of.id.form, split && matches!(piece.terms, Terms::Merge { .. }));
+    let joined = matches!(piece.terms, Terms::Merge { .. } | Terms::Sum { .. });
+    let inputs = of.id.stage.inputs(g, of.id.form, joined);
     let from =
         inputs.iter().map(|s| s.name()).chain(of.id.stage.weights(g, of.id.form).iter().map(|w| w.name()));
     made.casts.push(format!("the result to {}", tensor.dtype));
@@ -329,6 +332,7 @@ fn piece_element(
 fn formula(terms: &Terms, id: TensorId, g: &Geometry) -> String {
     let other = match id.stage {
         Stage::AttnOut => id.form == Some(Form::Absorbed),
+        Stage::Out => matches!(terms, Terms::Sum { .. }),
         _ => g.q_rank == 0,
     };
     match (terms, id.stage.row().formula.split_once(", or ")) {
@@ -347,10 +351,17 @@ fn places(axes: &[Axis], index: &[usize], shape: &[usize]) -> Vec<Place> {
 
 fn row_words(of: &Stands, row: usize, phase: Phase) -> Row {
     let plan = &of.isolated.case.plan;
-    let Some(name) = plan.names(of.id.stage).get(row).copied() else { return Row::default() };
+    let Some(name) = plan.names(of.id.stage, of.id.form).get(row).copied() else { return Row::default() };
     let regime = name.sequence.and_then(|s| plan.sequences.get(s)).map(|s| s.regime.name());
     let within = name.request.map(|_| name.index);
-    Row { request: name.request, regime, within, phase: name.request.map(|_| phase), split: name.split }
+    Row {
+        request: name.request,
+        regime,
+        within,
+        phase: name.request.map(|_| phase),
+        split: name.split,
+        rank: name.rank,
+    }
 }
 
 /// Nothing yet.

@@ -9,7 +9,7 @@ use mla_numeric::U;
 use mla_reference::attention::merge_weights;
 use mla_reference::elementwise::{declared_table, pair, step};
 use mla_reference::product::Rows;
-use mla_reference::{Contract, Form, Operands, Phase, RopeAngle, Stage, Terms, Weight};
+use mla_reference::{Contract, Form, Operands, RopeAngle, Stage, Terms, Weight};
 use ndarray::ArrayView2;
 
 /// Of all stages but attention.
@@ -247,7 +247,7 @@ fn copy(e: &Element) -> Made {
             slot(e).map(|s| e.sources.input(Stage::Cache, s, g.latent + e.col % g.key() - g.nope, None))
         }
         Stage::Cache => {
-            let name = plan.names(Stage::Cache).get(e.row).copied();
+            let name = plan.names(Stage::Cache, None).get(e.row).copied();
             let at = name.and_then(|n| Some((n.sequence?, n.index)));
             at.map(|(s, position)| {
                 let seq = &plan.sequences[s];
@@ -285,9 +285,10 @@ fn copy(e: &Element) -> Made {
 
 fn merge(e: &Element, lse: bool, (spread, size): (f64, Option<f64>)) -> Made {
     let (plan, g) = (&e.of.isolated.case.plan, &e.of.isolated.spec.geometry);
-    let (splits, steps) = (plan.splits, plan.decode_rows());
-    let decode = plan.attention_rows().filter(|(_, s, _)| s.phase() == Phase::Decode);
-    let index = decode.map(|(_, _, r)| r.start).position(|start| start == e.row).unwrap_or(0);
+    let form = e.id.form.unwrap_or(Form::Fused);
+    let (splits, steps) = (plan.parts(form), plan.part_rows(form));
+    let index = plan.part_sequences(form).flat_map(|(_, _, rows, _)| rows).position(|row| row == e.row);
+    let index = index.unwrap_or(0);
     let width = match (lse, e.id.form) {
         (true, _) => 1,
         (_, Some(Form::Absorbed)) => g.latent,

@@ -116,6 +116,9 @@ fn row(e: &Explanation) -> Option<String> {
     if let Some(s) = e.row.split {
         text += &format!(", split {s}");
     }
+    if let Some(r) = e.row.rank {
+        text += &format!(", rank {r}");
+    }
     Some(text)
 }
 

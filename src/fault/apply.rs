@@ -1,5 +1,6 @@
 /*! Carrying faults out: altered weights, and a sink that alters tensors on their way. */
 
+use super::stack::{self, SlotRows};
 use super::{Fault, FaultError, HEAD, Kind};
 use crate::case::Stream;
 use crate::engine::cpu::seams::foreign;
@@ -9,21 +10,25 @@ use crate::trace::{Tensor, TensorId};
 use mla_reference::elementwise::{rope_table, rotate};
 use mla_reference::product::Rows;
 use mla_reference::rows::Patched;
-use mla_reference::{Phase, Plan, Spec, Stage, Weight, Weights};
+use mla_reference::{Plan, Spec, Stage, Weight, Weights};
 use std::collections::BTreeMap;
 
 /// Draws of an element before any magnitude will do.
 const DRAWS: usize = 100_000;
 
-/// A layer's weights with one element altered.
+/// A layer's weights with one element altered, or with slots of a stack that hold other rows.
 pub struct FaultyWeights<'a> {
     inner: &'a dyn Weights,
+    slots: Vec<(Weight, SlotRows<'a>)>,
     matrix: Option<(Weight, Patched<&'a dyn Rows>)>,
     norm: Option<(Weight, Vec<f64>)>,
 }
 
 impl Weights for FaultyWeights<'_> {
     fn matrix(&self, weight: Weight) -> Option<&dyn Rows> {
+        if let Some((_, rows)) = self.slots.iter().find(|(w, _)| *w == weight) {
+            return Some(rows);
+        }
         match &self.matrix {
             Some((w, m)) if *w == weight => Some(m),
             _ => self.inner.matrix(weight),
@@ -54,7 +59,7 @@ fn draw(seed: u64, count: usize, rms: f64, value: impl Fn(usize) -> f64) -> usiz
 impl<'a> FaultyWeights<'a> {
     /// The layer's weights as the engine is to see them.
     pub fn new(fault: &Fault, inner: &'a dyn Weights) -> Result<FaultyWeights<'a>, FaultError> {
-        let mut out = FaultyWeights { inner, matrix: None, norm: None };
+        let mut out = FaultyWeights { inner, slots: stack::slots(fault, inner)?, matrix: None, norm: None };
         let Kind::WeightElement(weight) = fault.kind else { return Ok(out) };
         if let Some(values) = inner.norm(weight) {
             let rms = (values.iter().map(|v| v * v).sum::<f64>() / values.len() as f64).sqrt();
@@ -113,8 +118,7 @@ impl<'a> Alter<'a> {
         plan: &'a Plan,
         inner: &'a mut dyn Sink,
     ) -> Result<Alter<'a>, FaultError> {
-        let wanted = fault.seams();
-        let inside = wanted != Seams::default() && seams == Some(&wanted);
+        let inside = fault.inside(seams);
         if fault.needs_seams() && !inside {
             return Err(FaultError::Nowhere(
                 "this engine has no seam for the fault".into(),
@@ -134,7 +138,7 @@ impl<'a> Alter<'a> {
                 format!("head {} does not exist", a.max(b)),
                 format!("choose heads below {}", self.spec.geometry.heads),
             ),
-            Kind::MergeBase if !self.plan.is_split(Phase::Decode) => nowhere(
+            Kind::MergeBase if !self.plan.has_parts() => nowhere(
                 "nothing is merged in this run".into(),
                 "pass --splits 2 or more, and a request of one new token".into(),
             ),
@@ -152,7 +156,11 @@ impl<'a> Alter<'a> {
             | Kind::DropToken(_)
             | Kind::ForeignPage(_)
             | Kind::MergeBase
-            | Kind::NoRescale => Ok(()),
+            | Kind::NoRescale
+            | Kind::ShardZero(_)
+            | Kind::LostRank(_)
+            | Kind::SlotsPermuted
+            | Kind::EqualChunks => Ok(()),
             _ if self.hits == 0 => nowhere(
                 format!(
                     "no {} was computed in this run, so nothing was altered",

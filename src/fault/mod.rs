@@ -8,6 +8,7 @@ stay what they were: the judge has to find the rest. Reports of such runs say DE
 
 mod apply;
 mod parse;
+mod stack;
 
 pub use apply::{Alter, FaultyWeights};
 pub use parse::{FaultError, NAMES};
@@ -51,6 +52,14 @@ pub enum Kind {
     PhantomOutput,
     /// The last row of a tensor is never written.
     SkippedRow,
+    /// Under tensor parallelism every rank holds rank 0's shard: of a weight, or of all that are sharded.
+    ShardZero(Option<Weight>),
+    /// Under tensor parallelism a rank's part is not in the sum.
+    LostRank(usize),
+    /// The stack of q_a and kv_a is laid in the order in which a GGUF file stores them, and read by the declared slots.
+    SlotsPermuted,
+    /// The stack of q_a and kv_a is cut in two equal chunks: kv_a is read from its middle on, beginning anew at its end.
+    EqualChunks,
 }
 
 /// A deliberate fault.
@@ -107,6 +116,38 @@ impl Fault {
             _ => {}
         }
         seams
+    }
+
+    /// Whether it is a fault of the stack of q_a and kv_a, so that there must be one.
+    pub fn stacks(&self) -> bool {
+        matches!(self.kind, Kind::SlotsPermuted | Kind::EqualChunks)
+    }
+
+    /// Whether it is a fault of tensor parallelism, so that there must be ranks.
+    pub fn needs_ranks(&self) -> bool {
+        matches!(self.kind, Kind::ShardZero(_) | Kind::LostRank(_)) || self.stage == Some(Stage::PartOut)
+    }
+
+    /// Whether it acts on a rank of tensor parallelism: what is altered in one place is altered on one rank, drawn by seed;
+    /// all else on all of them.
+    pub fn on_rank(&self, rank: usize, of: usize) -> bool {
+        let one = matches!(self.kind, Kind::Element(_) | Kind::SkippedRow | Kind::SwapHeads(..));
+        !one || self.seed % of.max(1) as u64 == rank as u64
+    }
+
+    /// Whether it acts on what ranks make together: a part of `out` among the others, or the sum.
+    pub fn on_sum(&self, seams: Option<&Seams>) -> bool {
+        match self.stage {
+            Some(Stage::PartOut) => true,
+            Some(Stage::Out) => !self.inside(seams),
+            _ => false,
+        }
+    }
+
+    /// Whether an engine with these seams carries it out itself.
+    fn inside(&self, seams: Option<&Seams>) -> bool {
+        let wanted = self.seams();
+        wanted != Seams::default() && seams == Some(&wanted)
     }
 
     /// Whether only an engine with seams can carry the fault out.

@@ -1,7 +1,7 @@
 /*! Parsing `--fault NAME[=SIZE][@TENSOR]`, and the list of names. */
 
 use super::{Fault, Kind};
-use mla_reference::{Stage, Weight};
+use mla_reference::{Axis, Stage, Weight};
 
 /// Names beside `TENSOR-element`, with what they do.
 pub const NAMES: &[(&str, &str)] = &[
@@ -18,11 +18,20 @@ pub const NAMES: &[(&str, &str)] = &[
     ("no-rescale", "no rescaling when the running maximum grows"),
     ("phantom-output", "o_proj reads another buffer than attention wrote"),
     ("skipped-row[@TENSOR]", "the last row of TENSOR (default attn_out) is never written"),
+    (
+        "shard-zero[@WEIGHT]",
+        "every rank holds rank 0's shard of WEIGHT (default: of all that are sharded); needs --tp",
+    ),
+    ("lost-rank=R", "the part of rank R is missing from the sum over ranks; needs --tp"),
+    (
+        "slots-permuted",
+        "a stacked qkv_a laid as kv_a, q_a (a file's order) and read as q_a, kv_a; implies --qkv-a stacked",
+    ),
+    (
+        "equal-chunks",
+        "a stacked qkv_a cut in equal chunks: kv_a read from its middle on; implies --qkv-a stacked",
+    ),
 ];
-
-/// Names that DESIGN knows and this version can't do yet, with what they wait for.
-const LATER: &[(&str, &str)] =
-    &[("slots-permuted", "stacked projections"), ("shard-zero", "tensor parallelism")];
 
 /// Why a fault can't be made.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -30,9 +39,6 @@ pub enum FaultError {
     /// No such name.
     #[error("'{0}' is not a fault\n  where: --fault\n  do: choose one of {names}", names = names())]
     Unknown(String),
-    /// Not part of this version.
-    #[error("the fault '{0}' is not part of this version (it comes with {1})\n  where: --fault\n  do: choose another one: {names}", names = names())]
-    Later(String, &'static str),
     /// The value is missing or makes no sense.
     #[error("{0}\n  where: --fault {1}\n  do: write it as {2}")]
     Value(String, String, &'static str),
@@ -58,7 +64,15 @@ impl Fault {
         };
         let form = |name: &str| NAMES.iter().find(|(n, _)| n.starts_with(name)).map_or("NAME", |(n, _)| n);
         let bad = |why: String| FaultError::Value(why, text.to_string(), form(name));
-        let stage = match tensor {
+        let sharded = tensor.filter(|_| name == "shard-zero");
+        let sharded =
+            match sharded.map(|t| Weight::from_name(t).filter(|w| w.row().axes.contains(&Axis::Head))) {
+                Some(None) => {
+                    return Err(bad(format!("'{}' is no weight with heads", tensor.unwrap_or_default())));
+                }
+                of => of.flatten(),
+            };
+        let stage = match tensor.filter(|_| name != "shard-zero") {
             None => None,
             Some(t) => {
                 Some(Stage::from_name(t).ok_or_else(|| bad(format!("'{t}' is not a tensor of the table")))?)
@@ -97,12 +111,18 @@ impl Fault {
             };
             return Ok(fault);
         }
-        if let Some((_, what)) = LATER.iter().find(|(n, _)| *n == name) {
-            return Err(FaultError::Later(name.to_string(), what));
-        }
-        let alone =
-            ["softmax-scale", "drop-token", "foreign-page", "merge-base", "no-rescale", "phantom-output"]
-                .contains(&name);
+        let alone = [
+            "softmax-scale",
+            "drop-token",
+            "foreign-page",
+            "merge-base",
+            "no-rescale",
+            "phantom-output",
+            "lost-rank",
+            "slots-permuted",
+            "equal-chunks",
+        ]
+        .contains(&name);
         if alone && tensor.is_some() {
             return Err(bad(format!("{name} takes no tensor")));
         }
@@ -129,6 +149,10 @@ impl Fault {
             "no-rescale" => (Kind::NoRescale, None),
             "phantom-output" => (Kind::PhantomOutput, Some(Stage::AttnOut)),
             "skipped-row" => (Kind::SkippedRow, attention),
+            "shard-zero" => (Kind::ShardZero(sharded), None),
+            "lost-rank" => (Kind::LostRank(index("rank")?), None),
+            "slots-permuted" => (Kind::SlotsPermuted, None),
+            "equal-chunks" => (Kind::EqualChunks, None),
             _ => return Err(FaultError::Unknown(text.to_string())),
         };
         if matches!(fault.kind, Kind::RopeOffset(_)) && !matches!(fault.stage, Some(Stage::Q | Stage::KPe)) {
@@ -153,6 +177,11 @@ mod tests {
         assert_eq!(p("swap-heads=0,3").kind, Kind::SwapHeads(0, 3));
         assert_eq!(p("drop-token=5").kind, Kind::DropToken(5));
         assert_eq!(p("foreign-page=2").kind, Kind::ForeignPage(2));
+        assert_eq!(p("shard-zero").kind, Kind::ShardZero(None));
+        assert_eq!(p("shard-zero@w_o").kind, Kind::ShardZero(Some(Weight::WO)));
+        assert_eq!(p("lost-rank=3").kind, Kind::LostRank(3));
+        assert_eq!((p("slots-permuted").kind, p("slots-permuted").stacks()), (Kind::SlotsPermuted, true));
+        assert_eq!((p("equal-chunks").stacks(), p("merge-base").stacks()), (true, false));
         for w in Weight::ALL {
             assert_eq!(p(&format!("{w}-element")).kind, Kind::WeightElement(*w));
         }
@@ -178,7 +207,11 @@ mod tests {
             "softmax-scale=2@out",
             "eps=2@out",
             "k-element@v",
-            "shard-zero",
+            "slots-permuted@q_a",
+            "shard-zero@w_kv_a",
+            "shard-zero@q",
+            "lost-rank",
+            "lost-rank=1@out",
         ] {
             assert!(Fault::parse(t, 0).is_err(), "{t}");
         }

@@ -90,10 +90,14 @@ pub fn all(subject: &Subject, kept: &Kept, progress: &dyn Fn(&str)) -> Result<Ve
         case: subject.case,
         kept,
         engine: subject.engine,
+        layer: subject.layer,
         forms: &subject.options.forms,
         seed: subject.options.seed,
     };
-    let made: Vec<(&Row, Result<Made, String>)> = TABLE.iter().map(|r| (r, (r.make)(&base))).collect();
+    // Rows of a tensor are not those of all requests where each goes one way.
+    let routed = subject.case.plan.route.threshold.is_some();
+    let make = |r: &Row| if routed { Err("requests are routed".to_string()) } else { (r.make)(&base) };
+    let made: Vec<(&Row, Result<Made, String>)> = TABLE.iter().map(|r| (r, make(r))).collect();
     let runs = made.iter().filter(|(_, m)| matches!(m, Ok(Made::Run(_)))).count();
     let one = |(row, made): (&Row, Result<Made, String>)| match made {
         Err(why) => Ok(variant(row, Outcome::NotApplicable { why })),
@@ -135,9 +139,9 @@ fn run(
     let settings = Settings { budget, ..settings.clone() };
     // What was asked about the base run is not asked again.
     let options = &Options { gates: Vec::new(), cumulative: false, hidden: None, ..options.clone() };
-    let mut against = Against { kept, case, origin: &changed.origin, found: Vec::new() };
-    let judged =
-        check::judge(layer, &changed.case, options, settings, engine, Some(&mut against), others, progress);
+    let mut against = Against { kept, case, changed, found: Vec::new() };
+    let beside = check::Beside { settings, recorder: Some(&mut against), others };
+    let judged = check::judge(layer, &changed.case, options, engine, beside, progress);
     let units = match judged {
         Ok(judged) => judged.units,
         Err(CheckError::Engine(EngineError::Broke(what))) => {
@@ -153,7 +157,7 @@ fn run(
     let mut names = std::collections::BTreeMap::new();
     for unit in units.iter().filter(|u| u.found.is_some()) {
         if let Which::Tensor(id) = unit.which {
-            names.entry(unit.tensor).or_insert_with(|| changed.case.plan.names(id.stage));
+            names.entry(unit.tensor).or_insert_with(|| changed.case.plan.names(id.stage, id.form));
         }
     }
     let its = LayerReport {
@@ -186,17 +190,15 @@ fn of_forms(row: &Row, subject: &Subject, kept: &Kept) -> Variant {
     Variant { hidden_gain: twice(gain), hidden_scale: twice(scale), tensors, ..variant(row, outcome) }
 }
 
-/// Where a fault is: parts of an attention are the attention, whatever they are called with or without splits.
+/// Where a fault is: parts of an attention are the attention, whatever they are called with or without splits, and parts of the
+/// output the output.
 fn site(u: &Unit) -> (Option<Form>, &'static str) {
-    match u.which {
-        Which::Tensor(TensorId {
-            stage: Stage::PartO | Stage::PartLse | Stage::OLatent | Stage::Lse,
-            form,
-        }) => (form, "attention"),
-        Which::Tensor(TensorId { stage: Stage::AttnOut, form: form @ Some(Form::Fused) }) => {
-            (form, "attention")
-        }
-        _ => (u.form, u.tensor),
+    let Which::Tensor(TensorId { stage, form }) = u.which else { return (u.form, u.tensor) };
+    match (stage, form) {
+        (Stage::PartO | Stage::PartLse | Stage::OLatent | Stage::Lse, _)
+        | (Stage::AttnOut, Some(Form::Fused)) => (form, "attention"),
+        (Stage::PartOut, _) => (form, Stage::Out.name()),
+        _ => (form, stage.name()),
     }
 }
 

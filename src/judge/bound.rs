@@ -15,6 +15,8 @@ that its derivation states.
 - **Attention**, one range of keys or several that the engine merges: [`attention`].
 - **Merge**: each weight W_s errs by at most `e = 2(4u(spread + 1) + 2⁻²² + (splits + 6)u)` of itself, so
   `B = (e + (splits + 2)u) Σ W|o|`; lse: `e + 3u|lse|`.
+- **Sum** of the parts of n ranks in float32, in whatever order: every partial sum is at most Σ|part|, and each of the
+  n − 1 additions errs by at most u of its own: (n − 1)u/(1 − (n − 1)u) · Σ|part|.
 - **Underflow**: below 2⁻¹²⁶ a float32 errs by up to 2⁻¹⁴⁹ whatever its size. Each rounding of a stage adds that,
   and a p may be flushed to zero: 2⁻¹²⁶|v_tj|/l. Nothing of it shows where values are of usual size.
 */
@@ -130,6 +132,10 @@ fn of(
             }
             b
         }
+        Terms::Sum { size, parts } => {
+            let n = parts.saturating_sub(1) as f64 * U;
+            size.mapv(|s| n / (1.0 - n) * s)
+        }
     }
 }
 
@@ -215,6 +221,15 @@ mod tests {
         let terms = |lse| Terms::Merge { spread: vec![2.0], size: array![[3.0]], splits: 4, lse };
         near(of(&contract(), &terms(false), array![[1.0]], false)[[0, 0]], (e + 6.0 * U) * 3.0);
         near(of(&contract(), &terms(true), array![[-5.0]], false)[[0, 0]], e + 15.0 * U);
+    }
+
+    /// Eight parts: seven additions of at most u·Σ|part|.
+    #[test]
+    fn sums_of_ranks_by_their_size() {
+        let terms = Terms::Sum { size: array![[3.0]].into(), parts: 8 };
+        near(of(&contract(), &terms, array![[0.5]], false)[[0, 0]], 21.0 * U / (1.0 - 7.0 * U));
+        let one = Terms::Sum { size: array![[3.0]].into(), parts: 1 };
+        assert_eq!(of(&contract(), &one, array![[3.0]], false)[[0, 0]], 0.0);
     }
 
     /// Bounds of o and lse of one query 1 over these keys, with values v.

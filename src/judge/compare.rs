@@ -61,7 +61,7 @@ impl Isolated<'_> {
         let of: Vec<Phase> = (0..self.case.batch.0.len()).map(|r| self.case.plan.request_phase(r)).collect();
         let first = *of.iter().min().unwrap_or(&Phase::Prefill);
         let phase = |n: &RowName| n.request.map_or(first, |r| of[r]);
-        self.case.plan.names(id.stage).iter().map(phase).collect()
+        self.case.plan.names(id.stage, id.form).iter().map(phase).collect()
     }
 
     /// Rows of a tensor that are, bit for bit, an earlier row of their phase: of equal tokens, of keys that stand twice in a
@@ -106,7 +106,7 @@ impl Isolated<'_> {
             .into_iter()
             .map(|(phase, pairs)| (phase, Sample::new(self.seed, id, pairs, columns.width)))
             .collect();
-        let names = self.case.plan.names(id.stage);
+        let names = self.case.plan.names(id.stage, id.form);
         let counted = Mutex::new(BTreeMap::<Phase, Evidence>::new());
         let (rope, tile) = (self.spec.geometry.rope, self.contract.softmax.tile.max(1));
         let count = |piece: &Piece| {

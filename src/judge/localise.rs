@@ -113,7 +113,7 @@ pub fn find(
     let by_bound = evidence.tally.beyond > 0;
     let cells = Mutex::new(Array3::<Cell>::default((rows.len(), cols.heads, groups)));
     let keys = Mutex::new(KeySums::new());
-    let names = of.case.plan.names(id.stage);
+    let names = of.case.plan.names(id.stage, id.form);
     let take = |piece: &Piece| {
         let rows: Vec<usize> = (0..piece.x.nrows()).collect();
         let bounds = by_bound.then(|| piece.prediction.bounds(&rows).proven);

@@ -49,5 +49,5 @@ pub use geometry::{ScalarDifference, compare_scalars};
 pub use search::FoundContract;
 pub use session::{OPEN, Recorder, Session, Settings, expected, starts};
 pub use tally::{Digest, Element, Tally, checksum_weight, differing, within};
-pub use unit::{Explained, Unit, Which, Worst, origins, overall, unravel};
+pub use unit::{Explained, Unit, Which, Worst, origins, overall, sort, unravel};
 pub use verdict::{Row, Status, TABLE, Verdict};

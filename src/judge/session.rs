@@ -142,13 +142,12 @@ impl Weights for Held<'_> {
 
 /// All tensors that forms need, in the order in which they are judged.
 pub fn expected(spec: &Spec, case: &Case, forms: &[Form]) -> Vec<TensorId> {
-    let exists = |s: &&Stage| s.exists(&spec.geometry) && case.plan.has(**s);
-    let stages: Vec<Stage> = Stage::ALL.iter().filter(exists).copied().collect();
+    let stages: Vec<Stage> = Stage::ALL.iter().filter(|s| s.exists(&spec.geometry)).copied().collect();
     let shared = stages.iter().filter(|s| s.row().scope == Scope::Shared).map(|s| TensorId::shared(*s));
     let own = forms.iter().flat_map(|form| {
         stages
             .iter()
-            .filter(|s| s.row().scope != Scope::Shared && s.in_form(*form))
+            .filter(|s| s.row().scope != Scope::Shared && s.in_form(*form) && case.plan.has(**s, Some(*form)))
             .map(|s| TensorId { stage: *s, form: Some(*form) })
     });
     shared.chain(own).collect()
@@ -242,16 +241,22 @@ impl<'a> Session<'a> {
     /// What a weight is that is not the file's. Single elements have no name.
     fn diagnose(&self, weight: Weight, pair: (&dyn Rows, &dyn Rows), dtype: DType, unit: &mut Unit) {
         if self.settings.closer && unit.beyond >= FEW {
-            let g = &self.layer.spec.geometry;
-            unit.diagnosis = Some(cause::weight::search(weight, g, pair, dtype, self.others));
+            let about = cause::weight::About {
+                geometry: &self.layer.spec.geometry,
+                layer: Some(self.layer.weights),
+                ranks: 1,
+                others: self.others,
+            };
+            unit.diagnosis = Some(cause::weight::search(weight, pair, dtype, &about));
         }
     }
 
     /// The same with other settings.
     pub fn with(mut self, settings: Settings) -> Session<'a> {
         self.settings = settings;
-        if self.settings.captured.is_some() && self.case.plan.splits > 1 {
-            let plan = Plan { splits: 1, ..self.case.plan.clone() };
+        if self.settings.captured.is_some() && self.case.plan.has_parts() {
+            let route = mla_reference::Route { inside: true, ..self.case.plan.route };
+            let plan = Plan { splits: 1, route, ..self.case.plan.clone() };
             self.whole = Some(Box::new(Case { plan, ..self.case.clone() }));
         }
         if let Some(captured) = self.settings.captured_weights.take() {
@@ -311,7 +316,7 @@ impl<'a> Session<'a> {
             unit::accuse(&mut self.units, id, what);
         }
         self.units.iter_mut().for_each(unit::name_chained);
-        unit::mark_after_fault(&mut self.units, g, self.case.plan.splits > 1);
+        unit::mark_after_fault(&mut self.units, g, &self.case.plan);
         let origin = |u: &Unit| unit::origins(std::slice::from_ref(u)).next().is_some();
         self.units.iter_mut().filter(|u| !origin(u)).for_each(|u| u.residual = Vec::new());
         (self.units, self.odd)
@@ -396,7 +401,7 @@ impl<'a> Session<'a> {
         if tensor.shape != wanted {
             return Some(format!("has shape {:?}, the case asks for {wanted:?}", tensor.shape));
         }
-        let (rows, len) = (self.case.plan.rows(id.stage), wanted.iter().product::<usize>());
+        let (rows, len) = (self.case.plan.rows(id.stage, id.form), wanted.iter().product::<usize>());
         let (bytes, needed) = (tensor.bytes.len(), len * tensor.dtype.bytes());
         ((tensor.rows, tensor.len(), bytes) != (rows, len, needed)).then(|| {
             format!(
@@ -482,7 +487,8 @@ impl<'a> Session<'a> {
         }
         self.units.extend(units.into_iter().map(|mut u| {
             // Rows that are merged from partial results read nothing else.
-            let merged = ready.parts && u.phase == Some(Phase::Decode);
+            let rest = |phase| self.case.plan.merged(id.form, phase).1;
+            let merged = ready.parts && u.phase.is_some_and(|phase| !rest(phase));
             u.chained = if merged { Vec::new() } else { ready.chained.clone() };
             u
         }));
@@ -517,7 +523,7 @@ impl<'a> Session<'a> {
         isolated: &Isolated,
         counted: &mut BTreeMap<Phase, Evidence>,
     ) -> Vec<Told> {
-        let names = self.case.plan.names(id.stage);
+        let names = self.case.plan.names(id.stage, id.form);
         let name = |row: usize| names.get(row).copied();
         let log_alpha = self.settings.budget.log_alpha();
         let search = Search { isolated, id, tensor, log_alpha, name: &name };
@@ -549,7 +555,7 @@ impl<'a> Session<'a> {
         let mut counted = isolated.compare(id, tensor, None);
         let found = self.search(id, tensor, &isolated, &mut counted);
         let log_alpha = self.settings.budget.log_alpha();
-        let names = self.case.plan.names(id.stage);
+        let names = self.case.plan.names(id.stage, id.form);
         let name = |row: usize| names.get(row).copied();
         let clean = |e: &Evidence| !e.suspect(log_alpha, &e.tests(&name));
         if found.is_empty() || !counted.values().all(clean) {
@@ -603,7 +609,7 @@ impl<'a> Session<'a> {
         counted: BTreeMap<Phase, Evidence>,
     ) -> Vec<Unit> {
         let which = unit::Which::Tensor(id);
-        let names = self.case.plan.names(id.stage);
+        let names = self.case.plan.names(id.stage, id.form);
         let name = |row: usize| names.get(row).copied();
         let mut units = Vec::new();
         let total: u64 = counted.values().map(|e| e.tally.elements).sum();

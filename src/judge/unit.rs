@@ -16,7 +16,7 @@ use crate::trace::{Tensor, TensorId};
 use crate::written::{self, Name, text};
 use mla_numeric::DType;
 use mla_reference::evaluate::row_chunks;
-use mla_reference::{Axis, Form, Geometry, Phase, RowName, Scope, Stage, Weight};
+use mla_reference::{Axis, Form, Geometry, Phase, Plan, RowName, Scope, Stage, Weight};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -317,8 +317,8 @@ impl Unit {
     /// Finds out what a unit is that was read from a report. False where its name is none of a stage or weight.
     #[must_use]
     pub fn place(&mut self) -> bool {
-        // `attn_out@caller`: the output where it is read.
-        let name = self.tensor.strip_suffix("@caller").unwrap_or(self.tensor);
+        // `attn_out@caller`: the output where it is read; `kv_a@rank 3`: of ranks that hold something else than the others.
+        let name = self.tensor.split('@').next().unwrap_or(self.tensor);
         let stage = |form| Stage::from_name(name).map(|stage| Which::Tensor(TensorId { stage, form }));
         let which = Weight::from_name(name).map(Which::Weight).or_else(|| stage(self.form));
         self.which = which.unwrap_or(self.which);
@@ -351,7 +351,7 @@ fn row_width(axes: &[Axis], shape: &[usize]) -> usize {
         Some(Axis::Head | Axis::Hidden | Axis::QRank | Axis::Latent | Axis::LatentRope) => {
             shape.last().copied().unwrap_or(1)
         }
-        Some(Axis::Page | Axis::Split) => shape[2..].iter().product(),
+        Some(Axis::Page | Axis::Split | Axis::Rank) => shape[2..].iter().product(),
         _ => shape[1..].iter().product(),
     }
 }
@@ -422,11 +422,11 @@ pub fn sort(units: &mut [Unit]) {
 }
 
 /// Everything that a unit was computed from: inputs, and those of what was not captured between them.
-fn feeds(unit: &Unit, id: TensorId, g: &Geometry, split: bool) -> (Vec<Stage>, Vec<Weight>) {
+fn feeds(unit: &Unit, id: TensorId, g: &Geometry, plan: &Plan) -> (Vec<Stage>, Vec<Weight>) {
     let (mut stages, mut weights, mut open) = (Vec::new(), Vec::new(), vec![id.stage]);
     while let Some(stage) = open.pop() {
         weights.extend(stage.weights(g, id.form));
-        for &input in [false, split].iter().flat_map(|s| stage.inputs(g, id.form, *s)) {
+        for &input in [false, plan.joins(stage, id.form)].iter().flat_map(|s| stage.inputs(g, id.form, *s)) {
             if !stages.contains(&input) {
                 stages.push(input);
                 if unit.chained.contains(&input) {
@@ -439,7 +439,7 @@ fn feeds(unit: &Unit, id: TensorId, g: &Geometry, split: bool) -> (Vec<Stage>, V
 }
 
 /// What is clean in itself but was computed from something at fault says so.
-pub fn mark_after_fault(units: &mut [Unit], g: &Geometry, split: bool) {
+pub fn mark_after_fault(units: &mut [Unit], g: &Geometry, plan: &Plan) {
     let bad = |u: &Unit| matches!(u.verdict, Verdict::Fault | Verdict::ContractBroken | Verdict::AfterFault);
     for i in 0..units.len() {
         let Which::Tensor(id) = units[i].which else { continue };
@@ -452,7 +452,7 @@ pub fn mark_after_fault(units: &mut [Unit], g: &Geometry, split: bool) {
         if units[i].unexpected() {
             continue;
         }
-        let (inputs, weights) = feeds(&units[i], id, g, split);
+        let (inputs, weights) = feeds(&units[i], id, g, plan);
         let cause = units[..i].iter().find(|u| {
             let feeds = match u.which {
                 Which::Weight(w) => weights.contains(&w),

@@ -20,7 +20,7 @@ use crate::written::{self, Name};
 use mla_numeric::DType;
 use mla_reference::attention::{Attended, Head, part, weigh};
 use mla_reference::product::Rows;
-use mla_reference::{Chunk, Contract, Evaluator, Form, Phase, Plan, Stage, Terms, Weight, Weights};
+use mla_reference::{Chunk, Contract, Evaluator, Form, Phase, Plan, Route, Stage, Terms, Weight, Weights};
 use ndarray::Array2;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -113,7 +113,11 @@ impl<'a> Watch<'a> {
             stages,
             layer,
             case,
-            plan: Plan { splits: 1, ..case.plan.clone() },
+            plan: Plan {
+                splits: 1,
+                route: Route { context_chunk: None, ..case.plan.route },
+                ..case.plan.clone()
+            },
             dtype: contract.activations,
             weights: Held::new(stages, layer, contract),
             pending: expected(&layer.spec, case, forms),
@@ -162,7 +166,7 @@ impl Inner<'_> {
         }
         let phases: Vec<Phase> = self
             .plan
-            .names(id.stage)
+            .names(id.stage, id.form)
             .iter()
             .map(|n| n.request.map_or(Phase::Prefill, |r| self.plan.request_phase(r)))
             .collect();

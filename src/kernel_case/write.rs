@@ -9,7 +9,7 @@ use crate::trace::npy::{self, NpyError, write_atomically, write_integers};
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::product::Rows;
-use mla_reference::{Axis, Form, Given, Plan, Regime, Sequence, Stage, Weight, Weights};
+use mla_reference::{Axis, Form, Given, Plan, Regime, Route, Sequence, Stage, Weight, Weights};
 use ndarray::{Array2, s};
 use std::path::{Path, PathBuf};
 
@@ -76,6 +76,7 @@ pub fn write(model: &Model, index: usize, options: &Options, dir: &Path) -> Resu
         seed: options.seed,
         page_size: options.page_size,
         splits: 1,
+        route: Route::default(),
         dtype: options.dtype,
         hidden: None,
         spec: &spec,

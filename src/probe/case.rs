@@ -120,6 +120,7 @@ impl Common {
                 page_size: self.page_size,
                 pages,
                 splits: self.splits,
+                ..Plan::default()
             },
             given: Given { hidden, context },
             notes: Vec::new(),

@@ -94,7 +94,7 @@ fn compare(base: &Kept, other: &Kept, case: &Case, moved: &Case, form: Form, fac
     for stage in base.stages() {
         let (Some(a), Some(b)) = (base.get(stage), other.get(stage)) else { continue };
         let factor = if is_query(stage) { factor } else { 1.0 };
-        let token = tokens(case, stage);
+        let token = tokens(case, Some(form), stage);
         for (row, other_row) in rows(case, moved, stage, a.rows) {
             for col in 0..a.cols {
                 let head = col / (a.cols / heads).max(1);
@@ -129,7 +129,7 @@ fn is_query(stage: Stage) -> bool {
 }
 
 /// Token of each row of what follows from a query; empty for what does not.
-fn tokens(case: &Case, stage: Stage) -> Vec<usize> {
+fn tokens(case: &Case, form: Option<Form>, stage: Stage) -> Vec<usize> {
     let plan = &case.plan;
     match stage {
         Stage::QRaw | Stage::Q | Stage::QLatent => (0..plan.tokens()).collect(),
@@ -137,7 +137,7 @@ fn tokens(case: &Case, stage: Stage) -> Vec<usize> {
             let token = |n: &mla_reference::RowName| {
                 n.sequence.and_then(|s| plan.sequences.get(s)).map_or(0, |s| s.tokens.start + n.index)
             };
-            plan.names(stage).iter().map(token).collect()
+            plan.names(stage, form).iter().map(token).collect()
         }
         _ => Vec::new(),
     }

@@ -25,7 +25,7 @@ use crate::judge::bound::bound;
 use crate::model::{Grid, Layer};
 use crate::trace::Tensor;
 use mla_numeric::{DType, U};
-use mla_reference::{Contract, Evaluator, Form, Given, Phase, Plan, Regime, RowSum, Sequence, Stage, Weight};
+use mla_reference::{Contract, Evaluator, Form, Given, Plan, Regime, RowSum, Sequence, Stage, Weight};
 use std::sync::{Mutex, PoisonError};
 
 /// Largest relative error of an exp2, as in `judge/bound.rs`.
@@ -53,14 +53,15 @@ pub struct Single {
 /// All tokens of a plan that see one key.
 pub fn singles(plan: &Plan) -> Vec<Single> {
     let keys: Vec<usize> = plan.key_rows().map(|(_, _, r)| r.start).collect();
-    plan.attention_rows()
+    plan.attention_rows(None)
         .filter(|(_, s, _)| s.visible(0) == 1)
         .map(|(i, s, rows)| Single {
             token: s.tokens.start,
             row: rows.start,
             key: keys[i],
             slot: s.slots[0],
-            split: plan.is_split(Phase::Decode) && s.phase() == Phase::Decode,
+            // One new token: both forms split it alike.
+            split: plan.in_parts(Form::Absorbed, s),
         })
         .collect()
 }
@@ -153,6 +154,7 @@ fn weighed(
         page_size: 1,
         pages: rows.len(),
         splits: 1,
+        ..Plan::default()
     };
     let tokens: Vec<usize> = rows.iter().map(|s| s.token).collect();
     let own: Vec<usize> = rows.iter().map(|s| s.row).collect();

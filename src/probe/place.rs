@@ -38,7 +38,7 @@ impl Count {
 /// `fused/attn_out, request 0+2 token 0, head 3, value 17`
 pub fn place(case: &Case, form: Form, stage: Stage, t: &Tensor, row: usize, col: usize) -> String {
     let mut text = TensorId::of(stage, form).to_string();
-    if let Some(name) = case.plan.names(stage).get(row) {
+    if let Some(name) = case.plan.names(stage, Some(form)).get(row) {
         let what = if matches!(stage, Stage::K | Stage::V | Stage::Cache) { "key" } else { "token" };
         match name.request.and_then(|r| case.batch.0.get(r)) {
             Some(r) => text += &format!(", request {r} {what} {}", name.index),
@@ -46,6 +46,9 @@ pub fn place(case: &Case, form: Form, stage: Stage, t: &Tensor, row: usize, col:
         }
         if let Some(s) = name.split {
             text += &format!(", split {s}");
+        }
+        if let Some(r) = name.rank {
+            text += &format!(", rank {r}");
         }
     }
     // The columns are the last axes, as many as their lengths multiply to.

@@ -198,7 +198,8 @@ fn rows_words(l: &LayerReport, u: &Unit, rows: &[usize]) -> String {
                     .filter(|r| *r == Regime::Peaked.name())
                     .map_or(String::new(), |r| format!(", {r}"));
                 let split = n.split.map_or(String::new(), |s| format!(", split {s}"));
-                format!("request {r} ({batch}{regime}{split})")
+                let rank = n.rank.map_or(String::new(), |r| format!("rank {r}, "));
+                format!("{rank}request {r} ({batch}{regime}{split})")
             }
             None => "slots of no request".into(),
         };

@@ -67,6 +67,9 @@ pub fn issue(report: &Report, l: &LayerReport) -> String {
     if let Some(all) = invariance::cell(l) {
         row("invariance", &all);
     }
+    for (label, text) in c.ways() {
+        row(label, &text);
+    }
     let _ = writeln!(out, "\n```\n{}\n```", report.command_of(l));
     out
 }

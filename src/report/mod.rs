@@ -12,6 +12,7 @@ pub mod invariance;
 pub mod junit;
 pub mod kinds;
 pub mod markdown;
+pub mod ranks;
 pub mod read;
 #[cfg(test)]
 pub(crate) mod sample;
@@ -19,8 +20,10 @@ pub mod study;
 mod table;
 pub mod terminal;
 
+use crate::case::Routed;
 use crate::compare::beside::Pair;
 use crate::engine::Description;
+use crate::engine::stack::StackReport;
 use crate::judge::cumulative::Drift;
 use crate::judge::memory::Use;
 use crate::judge::watch::GateReport;
@@ -28,6 +31,7 @@ use crate::judge::{Budget, ScalarDifference, Unit, Verdict};
 use crate::model::{Layout, Model, Stored};
 use crate::probe::Probe;
 use crate::snapshot::{Digest, Kept, State};
+use crate::report::ranks::RanksReport;
 use crate::trace::TensorId;
 use crate::written::{self, Name};
 use mla_reference::{Contract, Geometry, RowName};
@@ -253,11 +257,35 @@ pub struct CaseReport {
     pub page_size: usize,
     /// Splits of the keys in decode.
     pub splits: usize,
+    /// Which way requests went, where each goes one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routed: Option<Routed>,
+    /// Keys of a chunk of the context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_chunk: Option<usize>,
     /// Where the hidden states come from.
     #[serde(deserialize_with = "written::name")]
     pub hidden: Name,
     /// What the draw turned out to be.
     pub notes: Vec<String>,
+}
+
+impl CaseReport {
+    /// Which way requests went and how contexts were cut, as labelled lines; none where nothing is out of the ordinary.
+    pub fn ways(&self) -> Vec<(&'static str, String)> {
+        let routed = self.routed.as_ref().map(|r| {
+            let text = format!(
+                "decodes are requests of at most {} new tokens (absorbed form), the others prefills (fused form): {r}; ran in the order {}, numbers as in --batch, from 0",
+                r.decode_threshold,
+                r.order_text(&self.batch)
+            );
+            ("routed", text)
+        });
+        let chunks = self.context_chunk.map(|n| {
+            ("chunks", format!("contexts of prefills in chunks of {n} keys, merged with the new tokens (fused form)"))
+        });
+        routed.into_iter().chain(chunks).collect()
+    }
 }
 
 impl LayerReport {
@@ -294,6 +322,9 @@ pub struct LayerReport {
     pub judged: Option<Judgement>,
     /// Which tensor of the file each weight is.
     pub weights: Vec<Stored>,
+    /// Weights that the engine stacks, by slots in the declared order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stacks: Vec<StackReport>,
     /// Layout of w_uk and w_uv.
     pub layout: Layout,
     /// The case.
@@ -333,6 +364,9 @@ pub struct LayerReport {
     /// How the file was read where it could be read in two ways: rope factors, weights that it holds twice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// `--tp`: the ranks, and what should be the same on all of them and is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RanksReport>,
     /// Engine `reference`: largest difference between the forms, relative to the largest value.
     pub forms_agree: Option<f64>,
     /// Wall time.

@@ -8,7 +8,7 @@ Colours are ANSI sequences that the writer strips where they are not wanted; no 
 
 use super::finding;
 use super::invariance::{self, Variant};
-use super::{LayerReport, Report, blocks, markdown, table};
+use super::{LayerReport, Report, blocks, markdown, ranks, table};
 use crate::judge::{Unit, Verdict, Which};
 use mla_reference::Form;
 use std::fmt::Write;
@@ -185,6 +185,9 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
     }
     wrapped(out, "engine    ", &format!("{}; {}", l.engine.device, report.engine_choice), width);
     wrapped(out, "contract  ", &l.contract_text, width);
+    for s in &l.stacks {
+        wrapped(out, "stacked   ", &s.to_string(), width);
+    }
     if accused {
         contracts_found(out, l, width);
     }
@@ -199,6 +202,9 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         &format!("{} in {}, contexts {}; {pages}", c.batch, c.dtype, c.regimes.join(" and ")),
         width,
     );
+    for (label, text) in c.ways() {
+        wrapped(out, &format!("{label:<10}"), &text, width);
+    }
     for n in &c.notes {
         wrapped(out, "          ", n, width);
     }
@@ -210,9 +216,11 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
             width,
         );
     }
+    ranks::line(out, l, width);
     blocks::probes(out, l, width);
     out.push('\n');
     table::table(out, l, width);
+    ranks::norms(out, l, width);
     invariance::text(out, l, width);
     blocks::gates(out, l, width);
     blocks::cumulative(out, l, width);

@@ -57,9 +57,10 @@ pub fn stem(file: &str) -> String {
     whole.unwrap_or(name).to_string()
 }
 
-/// Name of the file that holds a layer and form: `MODEL-layerN-FORM-ENGINE.snap`.
+/// Name of the file that holds a layer and form: `MODEL-layerN-FORM[-routed]-ENGINE.snap`.
 pub fn file_name(head: &Head, layer: &LayerReport, form: Form) -> String {
-    format!("{}-layer{}-{}-{}.snap", head.model, layer.layer, form.name(), layer.engine.name)
+    let routed = if layer.case.routed.is_some() { "-routed" } else { "" };
+    format!("{}-layer{}-{}{routed}-{}.snap", head.model, layer.layer, form.name(), layer.engine.name)
 }
 
 /// The snapshot of one form of a layer.
@@ -82,6 +83,9 @@ pub fn text(head: &Head, layer: &LayerReport, form: Form) -> String {
         "case        seed {}, page size {}, splits {}, hidden states {}",
         c.seed, c.page_size, c.splits, c.hidden
     );
+    for (label, text) in c.ways() {
+        let _ = writeln!(out, "{label:<11} {text}");
+    }
     let eps = head.norm_eps.map_or(String::new(), |e| format!(", eps {e:e}"));
     let n_ctx = head.n_ctx.map_or(String::new(), |n| format!(", a session of {n} positions"));
     let _ = writeln!(out, "convention  {}{eps}{n_ctx}", head.convention);

@@ -59,7 +59,8 @@ pub fn judge<'a>(
         return Ok(Outcome { verdict: Verdict::Fault, units: Vec::new(), gates: Vec::new() });
     }
     let settings = Settings { budget: options.budget, seed: options.seed, closer, ..Settings::default() };
-    let judged = check::judge(layer, case, options, settings, engine, None, None, &|_| ())?;
+    let beside = check::Beside { settings, ..check::Beside::default() };
+    let judged = check::judge(layer, case, options, engine, beside, &|_| ())?;
     Ok(Outcome { verdict: overall(&judged.units), units: judged.units, gates: judged.gates })
 }
 

@@ -68,7 +68,7 @@ impl Tensor {
     pub fn zeros(id: TensorId, plan: &Plan, g: &mla_reference::Geometry, dtype: DType) -> Tensor {
         let axes = id.stage.axes(id.form);
         let shape = plan.shape(id.stage, id.form, g);
-        let rows = plan.rows(id.stage);
+        let rows = plan.rows(id.stage, id.form);
         let total: usize = shape.iter().product();
         let cols = total.checked_div(rows).unwrap_or(0);
         Tensor { dtype, axes, shape, rows, cols, bytes: vec![0; total * dtype.bytes()] }
@@ -126,6 +126,13 @@ impl Tensor {
         let n = self.dtype.bytes();
         let at = (row * self.cols + first) * n;
         self.dtype.encode_into(values, &mut self.bytes[at..at + values.len() * n]);
+    }
+
+    /// The bytes of columns of one row.
+    pub fn bytes_of(&self, row: usize, cols: Range<usize>) -> &[u8] {
+        let n = self.dtype.bytes();
+        let at = (row * self.cols + cols.start) * n;
+        &self.bytes[at..at + cols.len() * n]
     }
 
     /// Stores bytes that are already encoded as columns of one row.

@@ -72,6 +72,11 @@ struct Manifest<'a> {
     page_size: usize,
     pages: usize,
     splits: usize,
+    ranks: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    route: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context_chunk: Option<usize>,
     sequences: Vec<SequenceEntry>,
     scalars: Vec<(String, f64)>,
     contract: &'a Contract,
@@ -136,6 +141,9 @@ impl Saver {
             page_size: case.plan.page_size,
             pages: case.plan.pages,
             splits: case.plan.splits,
+            ranks: case.plan.ranks,
+            route: case.plan.route.threshold,
+            context_chunk: case.plan.route.context_chunk,
             sequences: sequences.collect(),
             scalars: spec.scalars(),
             contract,

@@ -127,6 +127,7 @@ pub fn sequence(hidden: Array2<f64>, positions: &[u64]) -> Case {
             page_size: 1,
             pages: n,
             splits: 1,
+            ..Plan::default()
         },
         given: Given { hidden, context: vec![Array2::zeros((0, 0))] },
         notes: Vec::new(),

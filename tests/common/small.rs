@@ -140,7 +140,15 @@ pub fn case(requests: &[(usize, usize)], splits: usize, pages: u64, dtype: DType
             .parse()
             .unwrap(),
         regimes: vec![Regime::Random],
-        plan: Plan { positions, token_request, sequences, page_size, pages: total, splits },
+        plan: Plan {
+            positions,
+            token_request,
+            sequences,
+            page_size,
+            pages: total,
+            splits,
+            ..Plan::default()
+        },
         given: Given { hidden, context },
         notes: Vec::new(),
     }

@@ -74,6 +74,11 @@ impl Rows for Fp8<'_> {
     fn cols(&self) -> usize {
         self.cols
     }
+    /// A scale of a whole axis goes along with every shard of it.
+    fn grain(&self) -> (usize, usize) {
+        let of = |block: usize, all: usize| if block >= all { 1 } else { block };
+        (of(self.block.0, self.rows), of(self.block.1, self.cols))
+    }
     fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
         let codes = &self.codes[row * self.cols + k0..][..out.len()];
         let per_row = self.cols.div_ceil(self.block.1);
@@ -133,6 +138,9 @@ impl Rows for Nvfp4<'_> {
     }
     fn cols(&self) -> usize {
         self.cols
+    }
+    fn grain(&self) -> (usize, usize) {
+        (1, GROUP)
     }
     fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
         let packed = &self.packed[(row * self.cols + k0) / 2..];

@@ -7,6 +7,8 @@ changes what `decode` has written.
 
 use crate::dequant::{self, Decoder};
 use crate::ggml::GgmlType;
+use std::borrow::Cow;
+use std::ops::Range;
 
 /// A matrix of weights, read a part of a row at a time.
 pub trait Rows: Sync {
@@ -21,6 +23,11 @@ pub trait Rows: Sync {
     /// them itself.
     fn stored(&self) -> Option<(GgmlType, &[u8])> {
         None
+    }
+    /// Rows and columns that share a stored scale: a shard that begins or ends inside of such a block can't be cut from what
+    /// is stored. (1, 1) where every value stands alone.
+    fn grain(&self) -> (usize, usize) {
+        (1, self.stored().map_or(1, |(ty, _)| ty.block_elements()))
     }
     /// Hands out bytes that say what the matrix is: two with the same bytes have the same values. Meant for hashing. What is
     /// stored says it in few; all else hands out every value.
@@ -53,6 +60,9 @@ impl<R: Rows + ?Sized> Rows for &R {
     fn stored(&self) -> Option<(GgmlType, &[u8])> {
         (**self).stored()
     }
+    fn grain(&self) -> (usize, usize) {
+        (**self).grain()
+    }
     fn say(&self, to: &mut dyn FnMut(&[u8])) {
         (**self).say(to);
     }
@@ -61,7 +71,7 @@ impl<R: Rows + ?Sized> Rows for &R {
 /// A matrix of ggml blocks, whole ones in each row.
 pub struct Blocks<'a> {
     decoder: &'static Decoder,
-    bytes: &'a [u8],
+    bytes: Cow<'a, [u8]>,
     cols: usize,
     row_bytes: usize,
 }
@@ -75,6 +85,8 @@ pub enum BlocksError {
     Columns(GgmlType, usize),
     /// The number of bytes is no whole number of rows (bytes, bytes of a row).
     Bytes(usize, usize),
+    /// A shard would begin or end inside of a block (type, first column, end).
+    Inside(GgmlType, usize, usize),
 }
 
 impl std::fmt::Display for BlocksError {
@@ -88,6 +100,11 @@ impl std::fmt::Display for BlocksError {
                     ty.block_elements()
                 )
             }
+            BlocksError::Inside(ty, from, to) => write!(
+                f,
+                "columns {from}..{to} do not begin and end with blocks of {ty} ({} each)",
+                ty.block_elements()
+            ),
             BlocksError::Bytes(bytes, row) => write!(f, "{bytes} bytes are not whole rows of {row} bytes"),
         }
     }
@@ -108,7 +125,37 @@ impl<'a> Blocks<'a> {
         if !bytes.len().is_multiple_of(row_bytes) {
             return Err(BlocksError::Bytes(bytes.len(), row_bytes));
         }
-        Ok(Blocks { decoder, bytes, cols, row_bytes })
+        Ok(Blocks { decoder, bytes: Cow::Borrowed(bytes), cols, row_bytes })
+    }
+
+    /// Some rows and columns of it, as whoever loads a shard takes them: stored blocks, nothing decoded. Rows alone are not
+    /// copied.
+    ///
+    /// # Errors
+    /// Columns that do not begin and end with a block, or are none.
+    pub fn shard(self, rows: Range<usize>, cols: Range<usize>) -> Result<Blocks<'a>, BlocksError> {
+        let ty = self.decoder.ty();
+        let (each, size) = (ty.block_elements(), ty.block_bytes());
+        if cols.is_empty()
+            || cols.end > self.cols
+            || !cols.start.is_multiple_of(each)
+            || !cols.end.is_multiple_of(each)
+        {
+            return Err(BlocksError::Inside(ty, cols.start, cols.end));
+        }
+        let of_rows =
+            rows.start.min(self.rows()) * self.row_bytes..rows.end.min(self.rows()) * self.row_bytes;
+        let whole = cols.len() == self.cols;
+        let bytes = match self.bytes {
+            Cow::Borrowed(b) if whole => Cow::Borrowed(&b[of_rows]),
+            b => {
+                let own = cols.start / each * size..cols.end / each * size;
+                Cow::Owned(
+                    b[of_rows].chunks_exact(self.row_bytes).flat_map(|r| &r[own.clone()]).copied().collect(),
+                )
+            }
+        };
+        Ok(Blocks { decoder: self.decoder, bytes, cols: cols.len(), row_bytes: cols.len() / each * size })
     }
 }
 
@@ -117,7 +164,7 @@ impl Rows for Blocks<'_> {
         self.bytes.len() / self.row_bytes
     }
     fn stored(&self) -> Option<(GgmlType, &[u8])> {
-        Some((self.decoder.ty(), self.bytes))
+        Some((self.decoder.ty(), &self.bytes))
     }
     fn cols(&self) -> usize {
         self.cols
@@ -148,6 +195,9 @@ impl<R: Rows> Rows for Scaled<R> {
     }
     fn cols(&self) -> usize {
         self.rows.cols()
+    }
+    fn grain(&self) -> (usize, usize) {
+        self.rows.grain()
     }
     fn decode(&self, row: usize, k0: usize, out: &mut [f64]) {
         self.rows.decode(row, k0, out);

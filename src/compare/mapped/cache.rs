@@ -24,7 +24,7 @@ impl Reader<'_> {
         let (dtype, _, bytes) = self.values(entry, "cache", axes, shape)?;
         let width = g.cache() * dtype.bytes();
         let rows = bytes.len() / width;
-        let total = plan.rows(Stage::K);
+        let total = plan.rows(Stage::K, None);
         let physical: Vec<usize> = match (&entry.block_table, &entry.slots) {
             (Some(_), Some(_)) => return Err(bad("it has a block table and slots", "name one of the two")),
             (None, Some(slots)) => self.numbers(slots, "cache")?,

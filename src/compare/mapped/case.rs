@@ -62,7 +62,15 @@ impl Reader<'_> {
         Ok(Case {
             batch,
             regimes: vec![Regime::Random],
-            plan: Plan { positions, token_request, sequences, page_size: page, pages, splits: 1 },
+            plan: Plan {
+                positions,
+                token_request,
+                sequences,
+                page_size: page,
+                pages,
+                splits: 1,
+                ..Plan::default()
+            },
             given: Given::default(),
             notes: Vec::new(),
         })

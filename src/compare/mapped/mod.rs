@@ -10,10 +10,10 @@ mod case;
 mod contract;
 mod reader;
 
-use super::heads::Heads;
 use super::map::{Entry, Map, MapContract, Point, Q_PE, Ranks, Target};
 use super::{Capture, CompareError, plain, scalars};
 use crate::engine::Description;
+use crate::parallel::heads::Heads;
 use crate::trace::read::Dump;
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;

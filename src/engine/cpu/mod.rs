@@ -15,8 +15,10 @@ pub mod elementwise;
 pub mod matrix;
 mod run;
 pub mod seams;
+mod stacked;
 pub mod sum;
 
+use super::stack::QkvA;
 use super::{Description, Engine, EngineError, Sink};
 use crate::case::Case;
 use crate::model::Layer;
@@ -40,6 +42,8 @@ pub struct CpuEngine {
     pub cast_p: bool,
     /// Splits of the keys in decode; the case's plan must have as many.
     pub splits: usize,
+    /// Whether q_a and kv_a are one product.
+    pub qkv_a: QkvA,
     /// Deliberate faults.
     pub seams: Seams,
 }
@@ -52,7 +56,7 @@ impl CpuEngine {
             DType::F32 => Accumulate::Rn { block: 1, chain: 256 },
             _ => Accumulate::Rn { block: 16, chain: 0 },
         };
-        CpuEngine { dtype, accumulate, tile: TILE, cast_p: true, splits, seams: Seams::default() }
+        CpuEngine { dtype, accumulate, tile: TILE, cast_p: true, splits, qkv_a: QkvA::Split, seams: Seams::default() }
     }
 
     fn p(&self) -> Option<DType> {

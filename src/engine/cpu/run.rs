@@ -16,7 +16,7 @@ use crate::engine::SinkError;
 use crate::model::Layer;
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
-use mla_reference::{Contract, Form, Geometry, Phase, Plan, Sequence, Stage, WEIGHTS, Weight};
+use mla_reference::{Contract, Form, Geometry, Plan, Sequence, Stage, WEIGHTS, Weight};
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -26,10 +26,10 @@ const ATTENTION_ROWS: usize = 64;
 
 /// One run of one plan.
 pub struct Run<'a> {
-    engine: &'a CpuEngine,
+    pub(super) engine: &'a CpuEngine,
     contract: Contract,
-    sum: Sum,
-    layer: &'a Layer<'a>,
+    pub(super) sum: Sum,
+    pub(super) layer: &'a Layer<'a>,
     case: &'a Case,
 }
 
@@ -69,14 +69,15 @@ impl<'a> Run<'a> {
     pub fn all(&self, forms: &[Form], sink: &mut dyn Sink) -> Result<(), EngineError> {
         self.weights(sink)?;
         let shared = self.shared(sink)?;
-        Ok(forms.iter().try_for_each(|form| self.form(*form, &shared, sink))?)
+        let mut served = forms.iter().filter(|form| self.plan().has_form(**form));
+        Ok(served.try_for_each(|form| self.form(*form, &shared, sink))?)
     }
 
-    fn geometry(&self) -> &'a Geometry {
+    pub(super) fn geometry(&self) -> &'a Geometry {
         &self.layer.spec.geometry
     }
 
-    fn plan(&self) -> &'a Plan {
+    pub(super) fn plan(&self) -> &'a Plan {
         &self.case.plan
     }
 
@@ -85,6 +86,8 @@ impl<'a> Run<'a> {
             if w.is_norm() {
                 let values: Vec<f64> = self.norm_weight(w).iter().map(|v| f64::from(*v)).collect();
                 sink.norm(w, &values)?;
+            } else if self.show_slot(w, sink)? {
+                continue;
             } else if let Some(held) = self.held(w) {
                 sink.weight(w, &held)?;
             }
@@ -103,7 +106,7 @@ impl<'a> Run<'a> {
         held
     }
 
-    fn stored(&self, stage: Stage) -> DType {
+    pub(super) fn stored(&self, stage: Stage) -> DType {
         match stage {
             Stage::PartO => self.contract.partials,
             Stage::Lse | Stage::PartLse => self.contract.lse,
@@ -112,7 +115,7 @@ impl<'a> Run<'a> {
     }
 
     /// A deliberate gain on this stage.
-    fn gain(&self, stage: Stage) -> Option<Gain> {
+    pub(super) fn gain(&self, stage: Stage) -> Option<Gain> {
         self.engine.seams.gain.filter(|g| g.stage == stage && Gain::has_seam(stage))
     }
 
@@ -123,14 +126,18 @@ impl<'a> Run<'a> {
     }
 
     /// A stage's results as they are stored.
-    fn settle(&self, id: TensorId, t: Tensor) -> Tensor {
-        let Some(gain) = self.gain(id.stage) else { return t };
+    pub(super) fn settle(&self, id: TensorId, t: Tensor) -> Tensor {
+        let gain = self.gain(id.stage);
+        if gain.is_none() && t.dtype == self.stored(id.stage) {
+            return t;
+        }
         let mut out = Tensor::zeros(id, self.plan(), self.geometry(), self.stored(id.stage));
-        let columns = gain.columns(&t).unwrap_or(0..0);
+        let (columns, factor) = gain.map_or((None, 1.0), |g| (g.columns(&t), g.factor));
+        let columns = columns.unwrap_or(0..0);
         let mut row = vec![0.0; t.cols];
         for r in 0..t.rows {
             t.read(r, 0..t.cols, &mut row);
-            row[columns.clone()].iter_mut().for_each(|v| *v *= gain.factor);
+            row[columns.clone()].iter_mut().for_each(|v| *v *= factor);
             out.write(r, 0, &row);
         }
         out
@@ -143,7 +150,7 @@ impl<'a> Run<'a> {
     }
 
     /// Hands a shared tensor over and takes back what is to be used.
-    fn put(&self, sink: &mut dyn Sink, stage: Stage, tensor: Tensor) -> Result<Tensor, SinkError> {
+    pub(super) fn put(&self, sink: &mut dyn Sink, stage: Stage, tensor: Tensor) -> Result<Tensor, SinkError> {
         let id = TensorId::shared(stage);
         let mut tensor = self.settle(id, tensor);
         sink.tensor(id, &mut tensor)?;
@@ -154,9 +161,9 @@ impl<'a> Run<'a> {
     fn shared(&self, sink: &mut dyn Sink) -> Result<Shared, SinkError> {
         let (g, spec) = (self.geometry(), &self.layer.spec);
         let positions = &self.plan().positions;
-        let norm = |stage, input: &Tensor, width, weight, eps: f64| {
+        let norm = |stage, (input, first): (&Tensor, usize), width, weight, eps: f64| {
             let gamma = self.norm_weight(weight);
-            self.each_row(stage, input, 0..width, &|_, x| rms_norm(x, &gamma, eps as f32))
+            self.each_row(stage, input, first..first + width, &|_, x| rms_norm(x, &gamma, eps as f32))
         };
         let product = |stage, input: &Tensor, weight| {
             self.product(TensorId::shared(stage), input, 0..input.cols, weight)
@@ -170,12 +177,14 @@ impl<'a> Run<'a> {
         let attn_in = self.put(
             sink,
             Stage::AttnIn,
-            norm(Stage::AttnIn, &hidden, g.hidden, Weight::GAttn, spec.eps_attn),
+            norm(Stage::AttnIn, (&hidden, 0), g.hidden, Weight::GAttn, spec.eps_attn),
         )?;
         drop(hidden);
+        let mut stack = self.stacked(&attn_in);
         let q_raw = if g.q_rank > 0 {
-            let q_a = self.put(sink, Stage::QA, product(Stage::QA, &attn_in, Weight::WQA))?;
-            let normed = norm(Stage::QANormed, &q_a, g.q_rank, Weight::GQ, spec.eps_latent);
+            let (q_a, first) = self.down(sink, (Stage::QA, Weight::WQA), &attn_in, &mut stack)?;
+            let normed = norm(Stage::QANormed, (&q_a, first), g.q_rank, Weight::GQ, spec.eps_latent);
+            drop(q_a);
             let normed = self.put(sink, Stage::QANormed, normed)?;
             product(Stage::QRaw, &normed, Weight::WQB)
         } else {
@@ -193,11 +202,11 @@ impl<'a> Run<'a> {
         });
         drop(q_raw);
         let q = self.put(sink, Stage::Q, q)?;
-        let kv_a = self.put(sink, Stage::KvA, product(Stage::KvA, &attn_in, Weight::WKvA))?;
+        let (kv_a, first) = self.down(sink, (Stage::KvA, Weight::WKvA), &attn_in, &mut stack)?;
         drop(attn_in);
-        let latent = norm(Stage::KvCNormed, &kv_a, g.latent, Weight::GKv, spec.eps_latent);
+        let latent = norm(Stage::KvCNormed, (&kv_a, first), g.latent, Weight::GKv, spec.eps_latent);
         let latent = self.put(sink, Stage::KvCNormed, latent)?;
-        let k_pe = self.each_row(Stage::KPe, &kv_a, g.latent..g.cache(), &|t, x| {
+        let k_pe = self.each_row(Stage::KPe, &kv_a, first + g.latent..first + g.cache(), &|t, x| {
             self.turn(Stage::KPe, t).apply(x);
         });
         let k_pe = self.put(sink, Stage::KPe, k_pe)?;
@@ -226,7 +235,7 @@ impl<'a> Run<'a> {
     }
 
     /// A product with a whole weight.
-    fn product(&self, id: TensorId, input: &Tensor, cols: Range<usize>, weight: Weight) -> Tensor {
+    pub(super) fn product(&self, id: TensorId, input: &Tensor, cols: Range<usize>, weight: Weight) -> Tensor {
         let mut out = self.zeros(id);
         if let Some(w) = self.held(weight) {
             project(self.sum, input, cols, &Part { rows: 0..w.inner.rows(), weight: &w }, &mut out, 0);
@@ -291,14 +300,14 @@ impl<'a> Run<'a> {
         };
         let attended = if form == Form::Fused { Stage::AttnOut } else { Stage::OLatent };
         let (mut o, mut lse) = (self.zeros(id(attended)), self.zeros(id(Stage::Lse)));
-        if self.plan().has(Stage::PartO) {
+        if self.plan().has(Stage::PartO, Some(form)) {
             let (mut part_o, mut part_lse) = (self.zeros(id(Stage::PartO)), self.zeros(id(Stage::PartLse)));
-            self.attention(&inputs, true, &mut part_o, &mut part_lse);
+            self.attention((form, &inputs), true, &mut part_o, &mut part_lse);
             let part_o = hand(sink, Stage::PartO, part_o)?;
             let part_lse = hand(sink, Stage::PartLse, part_lse)?;
-            self.merge(&part_o, &part_lse, &mut o, &mut lse);
+            self.merge(form, (&part_o, &part_lse), &mut o, &mut lse);
         }
-        self.attention(&inputs, false, &mut o, &mut lse);
+        self.attention((form, &inputs), false, &mut o, &mut lse);
         drop(inputs);
         let attn_out = if form == Form::Fused {
             hand(sink, Stage::Lse, lse)?;
@@ -320,9 +329,9 @@ impl<'a> Run<'a> {
         foreign.unwrap_or_else(|| self.plan().sequences[sequence].slots.clone())
     }
 
-    /// Rows of the cache in the order of all sequences' keys.
+    /// Rows of the cache in the order of keys of the sequences that the fused form serves.
     fn slots(&self) -> Vec<usize> {
-        (0..self.plan().sequences.len()).flat_map(|i| self.gathered(i)).collect()
+        self.plan().key_rows().flat_map(|(i, _, _)| self.gathered(i)).collect()
     }
 
     /// k: each head's latent · w_uk, beside a copy of the rope columns.
@@ -362,13 +371,13 @@ impl<'a> Run<'a> {
         v
     }
 
-    /// Attention of decode rows split by split (`parts`), or of all rows that are not split.
-    fn attention(&self, inputs: &Inputs, parts: bool, o: &mut Tensor, lse: &mut Tensor) {
+    /// Attention of sequences that are computed in parts, part by part (`parts`), or of all others.
+    fn attention(&self, (form, inputs): (Form, &Inputs), parts: bool, o: &mut Tensor, lse: &mut Tensor) {
         let p = self.contract.softmax.p;
         let c = (self.layer.spec.scale * std::f64::consts::LOG2_E) as f32;
         let kernel = Kernel { sum: self.sum, c, cast: p, seams: self.engine.seams };
         let out = Mutex::new((o, lse));
-        self.tasks(inputs, parts).par_iter().for_each(|task| {
+        self.tasks(form, inputs, parts).par_iter().for_each(|task| {
             let queries = self.queries(inputs, task);
             let tiles = self.contract.tiles(task.keys.clone());
             let Attended { o, lse } = kernel.attend(&queries, &self.keys_of(inputs, task), &tiles);
@@ -382,16 +391,18 @@ impl<'a> Run<'a> {
         });
     }
 
-    fn tasks(&self, inputs: &Inputs, parts: bool) -> Vec<Task<'a>> {
-        let heads = self.geometry().heads;
-        let decode_rows = self.plan().decode_rows();
-        let (mut all, mut decode) = (Vec::new(), 0);
-        for (sequence, seq, rows) in self.plan().attention_rows() {
-            let index = decode;
-            decode += usize::from(seq.phase() == Phase::Decode);
-            if self.plan().is_split(seq.phase()) != parts {
-                continue;
-            }
+    fn tasks(&self, form: Form, inputs: &Inputs, parts: bool) -> Vec<Task<'a>> {
+        let (heads, plan) = (self.geometry().heads, self.plan());
+        let part_rows = plan.part_rows(form);
+        // Sequences and the first row of each that they write, of the first part where they have parts.
+        let some: Vec<(usize, &Sequence, usize)> = if parts {
+            plan.part_sequences(form).map(|(i, s, _, own)| (i, s, own.start)).collect()
+        } else {
+            let whole = plan.attention_rows(Some(form)).filter(|(_, s, _)| !plan.in_parts(form, s));
+            whole.map(|(i, s, rows)| (i, s, rows.start)).collect()
+        };
+        let mut all = Vec::new();
+        for (sequence, seq, first) in some {
             let tokens = 0..seq.tokens.len();
             // Heads share the keys of a latent cache; else each has its own.
             let groups: Vec<Vec<(usize, usize)>> = match inputs {
@@ -402,11 +413,11 @@ impl<'a> Run<'a> {
                     (0..heads).map(|h| tokens.clone().map(|t| (t, h)).collect()).collect()
                 }
             };
-            // Rows that are not split are one split of all keys.
-            let splits = if parts { self.contract.splits } else { 1.into() };
-            let ranges = Contract { splits, ..self.contract }.split_ranges(seq.keys());
-            for (split, keys) in ranges.into_iter().enumerate() {
-                let first_row = if parts { split * decode_rows + index } else { rows.start };
+            // Without parts all keys are one.
+            let whole = || Contract { splits: 1.into(), ..self.contract }.split_ranges(seq.keys());
+            let ranges = if parts { plan.part_ranges(form, seq, &self.contract) } else { whole() };
+            for (part, keys) in ranges.into_iter().enumerate() {
+                let first_row = part * part_rows + first;
                 for rows in groups.iter().flat_map(|g| g.chunks(ATTENTION_ROWS)) {
                     all.push(Task { seq, sequence, rows: rows.to_vec(), keys: keys.clone(), first_row });
                 }
@@ -452,25 +463,31 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Decode rows out of their splits, in float32.
-    fn merge(&self, part_o: &Tensor, part_lse: &Tensor, o: &mut Tensor, lse: &mut Tensor) {
-        let (heads, splits) = (self.geometry().heads, self.plan().splits);
+    /// Rows out of their parts, in float32.
+    fn merge(
+        &self,
+        form: Form,
+        (part_o, part_lse): (&Tensor, &Tensor),
+        o: &mut Tensor,
+        lse: &mut Tensor,
+    ) {
+        let (heads, parts) = (self.geometry().heads, self.plan().parts(form));
         let kernel = Kernel { sum: self.sum, c: 0.0, cast: None, seams: self.engine.seams };
-        let decode_rows = self.plan().decode_rows();
+        let part_rows = self.plan().part_rows(form);
         let width = part_o.cols / heads.max(1);
-        let rows = self.plan().attention_rows().filter(|(_, s, _)| s.phase() == Phase::Decode);
-        for (i, (_, _, to)) in rows.enumerate() {
+        let rows = self.plan().part_sequences(form).flat_map(|(_, _, rows, _)| rows);
+        for (i, to) in rows.enumerate() {
             for h in 0..heads {
-                let part = |s: usize| part_lse.get(s * decode_rows + i, h) as f32;
-                let (w, total) = kernel.merge(&(0..splits).map(part).collect::<Vec<_>>());
+                let part = |s: usize| part_lse.get(s * part_rows + i, h) as f32;
+                let (w, total) = kernel.merge(&(0..parts).map(part).collect::<Vec<_>>());
                 let (mut x, mut one) = (vec![0.0; width], vec![0.0; width]);
-                // A split of no weight is not read: it may hold nothing.
+                // A part of no weight is not read: it may hold nothing.
                 for (s, w) in w.iter().enumerate().filter(|(_, w)| **w != 0.0) {
-                    read(part_o, s * decode_rows + i, h * width..(h + 1) * width, &mut one);
+                    read(part_o, s * part_rows + i, h * width..(h + 1) * width, &mut one);
                     x.iter_mut().zip(&one).for_each(|(x, o)| *x += w * o);
                 }
-                write(o, to.start, h * width, &x);
-                write(lse, to.start, h, &[total]);
+                write(o, to, h * width, &x);
+                write(lse, to, h, &[total]);
             }
         }
     }

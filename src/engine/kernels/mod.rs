@@ -15,6 +15,7 @@ mod run;
 mod weights;
 mod work;
 
+use super::stack::QkvA;
 use super::{Description, Engine, EngineError, KernelFile, Sink, fits};
 use crate::case::Case;
 use crate::device::Device;
@@ -31,6 +32,8 @@ pub struct KernelEngine<D: Device> {
     name: &'static str,
     contract: Contract,
     splits: usize,
+    /// Whether q_a and kv_a are one product.
+    pub qkv_a: QkvA,
     inner: RefCell<(D, Code)>,
 }
 
@@ -63,7 +66,8 @@ impl<D: Device> KernelEngine<D> {
         forms: &[Form],
     ) -> Result<KernelEngine<D>, EngineError> {
         let contract = contract(&library, splits, forms).map_err(EngineError::Broke)?;
-        Ok(KernelEngine { name, contract, splits, inner: RefCell::new((device, Code::new(library))) })
+        let inner = RefCell::new((device, Code::new(library)));
+        Ok(KernelEngine { name, contract, splits, qkv_a: QkvA::Split, inner })
     }
 
     /// Runs with these splits and the contract that says so.
@@ -79,7 +83,7 @@ impl<D: Device> KernelEngine<D> {
         let mut inner = self.inner.borrow_mut();
         let (device, code) = &mut *inner;
         let mut machine = Machine::new(device, code, scalars(&layer.spec.geometry));
-        run::Run::new(&mut machine, contract, layer, case, sink)?.all(forms, sink)
+        run::Run::new(&mut machine, (contract, self.qkv_a), layer, case, sink)?.all(forms, sink)
     }
 
     /// Lends the device.

@@ -9,6 +9,7 @@ mod attention;
 mod cache;
 mod passes;
 mod simple;
+mod stacked;
 
 use super::machine::{Held, Machine, broke};
 use super::weights;
@@ -16,11 +17,13 @@ use super::work::Layout;
 use crate::case::Case;
 use crate::device::{Arg, Device};
 use crate::engine::cpu::elementwise::temperature;
+use crate::engine::stack::{QkvA, Slot};
 use crate::engine::{EngineError, Sink};
 use crate::model::Layer;
 use crate::trace::{Tensor, TensorId};
 use mla_numeric::DType;
 use mla_reference::{Contract, Form, Geometry, Plan, Stage, Weight};
+use stacked::Lying;
 use std::collections::BTreeMap;
 
 /// One run of one plan.
@@ -30,6 +33,8 @@ pub struct Run<'a, 'm, D: Device> {
     layer: &'a Layer<'a>,
     case: &'a Case,
     weights: BTreeMap<Weight, Held>,
+    /// q_a and kv_a in one, where they are stacked.
+    stack: Option<(Held, [Slot; 2])>,
     /// 0, 1, 2, …: the rows of an operand that is not gathered.
     identity: Held,
     /// Positions' cosines, sines, and factors of temperature, float32, by token.
@@ -47,14 +52,15 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
     /// Uploads what stages share; weights are shown to the sink.
     pub fn new(
         machine: &'a mut Machine<'m, D>,
-        contract: Contract,
+        (contract, qkv_a): (Contract, QkvA),
         layer: &'a Layer<'a>,
         case: &'a Case,
         sink: &mut dyn Sink,
     ) -> Result<Run<'a, 'm, D>, EngineError> {
         let (g, plan) = (&layer.spec.geometry, &case.plan);
-        let weights = weights::upload(machine, layer, contract.weights, sink)?;
-        let most = plan.tokens().max(plan.rows(Stage::Out));
+        let weights::Uploaded { alone: weights, stack } =
+            weights::upload(machine, layer, (contract.weights, qkv_a), sink)?;
+        let most = plan.tokens().max(plan.rows(Stage::Out, None));
         let identity = machine.upload_words(0..most as u32, "row numbers")?;
         let (mut cosines, mut sines, mut factors) = (Vec::new(), Vec::new(), Vec::new());
         for &position in &plan.positions {
@@ -72,7 +78,7 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
             machine.upload_words(factors, "temperature factors")?,
         ];
         debug_assert_eq!(tables[0].bytes, plan.tokens() * g.rope * 2);
-        Ok(Run { machine, contract, layer, case, weights, identity, tables })
+        Ok(Run { machine, contract, layer, case, weights, stack, identity, tables })
     }
 
     fn geometry(&self) -> &'a Geometry {
@@ -94,7 +100,8 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
     /// Shared stages, then form after form.
     pub fn all(mut self, forms: &[Form], sink: &mut dyn Sink) -> Result<(), EngineError> {
         let shared = self.shared(sink)?;
-        forms.iter().try_for_each(|form| self.form(*form, &shared, sink))
+        let served = forms.iter().filter(|f| self.case.plan.has_form(**f));
+        served.clone().try_for_each(|form| self.form(*form, &shared, sink))
     }
 
     /// All stages up to the cache.
@@ -103,27 +110,32 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
         let id = TensorId::shared;
         let hidden = self.hidden(sink)?;
         let attn = (Weight::GAttn, spec.eps_attn);
-        let attn_in = self.norm(sink, Stage::AttnIn, hidden, (g.hidden, g.hidden), attn)?;
+        let attn_in = self.norm(sink, Stage::AttnIn, Lying::alone(hidden, g.hidden), g.hidden, attn)?;
         self.machine.free(hidden)?;
+        let mut stack = self.stacked(sink, attn_in)?;
         let q_raw = if g.q_rank > 0 {
-            let q_a = self.plain(sink, id(Stage::QA), attn_in, Weight::WQA)?;
+            let q_a = self.down(sink, (Stage::QA, Weight::WQA), attn_in, &mut stack)?;
             let latent = (Weight::GQ, spec.eps_latent);
-            let normed = self.norm(sink, Stage::QANormed, q_a, (g.q_rank, g.q_rank), latent)?;
-            self.machine.free(q_a)?;
+            let normed = self.norm(sink, Stage::QANormed, q_a, g.q_rank, latent)?;
+            self.leave(q_a)?;
             let q_raw = self.plain(sink, id(Stage::QRaw), normed, Weight::WQB)?;
             self.machine.free(normed)?;
             q_raw
         } else {
             self.plain(sink, id(Stage::QRaw), attn_in, Weight::WQ)?
         };
-        let q = self.rope(sink, Stage::Q, q_raw, (g.heads, g.nope), (g.heads * g.key(), 0))?;
+        let raw = Lying::alone(q_raw, g.heads * g.key());
+        let q = self.rope(sink, Stage::Q, raw, (g.heads, g.nope), 0)?;
         self.machine.free(q_raw)?;
-        let kv_a = self.plain(sink, id(Stage::KvA), attn_in, Weight::WKvA)?;
+        let kv_a = self.down(sink, (Stage::KvA, Weight::WKvA), attn_in, &mut stack)?;
         self.machine.free(attn_in)?;
         let latent = (Weight::GKv, spec.eps_latent);
-        let latent = self.norm(sink, Stage::KvCNormed, kv_a, (g.latent, g.cache()), latent)?;
-        let k_pe = self.rope(sink, Stage::KPe, kv_a, (1, 0), (g.cache(), g.latent))?;
-        self.machine.free(kv_a)?;
+        let latent = self.norm(sink, Stage::KvCNormed, kv_a, g.latent, latent)?;
+        let k_pe = self.rope(sink, Stage::KPe, kv_a, (1, 0), g.latent)?;
+        self.leave(kv_a)?;
+        if let Some(stack) = stack {
+            self.machine.free(stack.held)?;
+        }
         let cache = self.cache(sink, latent, k_pe)?;
         self.machine.free(latent)?;
         self.machine.free(k_pe)?;
@@ -146,13 +158,15 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
         let g = self.geometry();
         let attn_out = match form {
             Form::Fused => {
-                let slots = self.plan().sequences.iter().flat_map(|s| s.slots.iter().map(|s| *s as u32));
+                let keys = self.plan().key_rows();
+                let slots = keys.flat_map(|(_, s, _)| s.slots.iter().map(|s| *s as u32));
                 let slots = self.machine.upload_words(slots, "slots of keys")?;
                 let k = self.keys(sink, shared, slots)?;
                 let v = self.values(sink, shared, slots)?;
                 self.machine.free(slots)?;
-                let keys = self.plan().key_rows().map(|(_, _, r)| r.start).collect();
-                let layout = Layout { per_token: 1, keys };
+                let mut keys = vec![0; self.plan().sequences.len()];
+                self.plan().key_rows().for_each(|(i, _, r)| keys[i] = r.start);
+                let layout = Layout { form, per_token: 1, keys };
                 let out = self.attention(sink, form, &layout, "fused.cu", &|_| {
                     vec![Arg::In(shared.q.buffer), Arg::In(k.buffer), Arg::In(v.buffer)]
                 })?;
@@ -163,7 +177,7 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
             Form::Absorbed => {
                 let q_latent = self.by_head(sink, id(Stage::QLatent), shared.q, g.key(), Weight::WUk)?;
                 let pages = self.pages()?;
-                let layout = Layout { per_token: g.heads, keys: pages.begin.clone() };
+                let layout = Layout { form, per_token: g.heads, keys: pages.begin.clone() };
                 let o_latent = self.attention(sink, form, &layout, "absorbed.cu", &|pass| {
                     vec![
                         Arg::In(q_latent.buffer),

@@ -4,6 +4,7 @@ Weights on the device, and as the judge is shown them: read back from there. The
 
 use super::machine::{Held, Machine, broke, poison};
 use crate::device::{Arg, Device};
+use crate::engine::stack::{self, QkvA, Slot};
 use crate::engine::{EngineError, Sink};
 use crate::model::Layer;
 use mla_numeric::DType;
@@ -37,14 +38,27 @@ impl Rows for ReadBack {
     }
 }
 
-/// Uploads every weight of a layer and shows the judge what the device holds.
+/// The weights of a layer on a device.
+pub struct Uploaded {
+    /// Each by itself.
+    pub alone: BTreeMap<Weight, Held>,
+    /// q_a and kv_a under each other, and their slots.
+    pub stack: Option<(Held, [Slot; 2])>,
+}
+
+/// Uploads every weight of a layer and shows the judge what the device holds: of a stack the rows at its slots.
 pub fn upload<D: Device>(
     machine: &mut Machine<D>,
     layer: &Layer,
-    dtype: DType,
+    (dtype, qkv_a): (DType, QkvA),
     sink: &mut dyn Sink,
-) -> Result<BTreeMap<Weight, Held>, EngineError> {
+) -> Result<Uploaded, EngineError> {
     let mut all = BTreeMap::new();
+    let slots = stack::qkv_a(&layer.spec.geometry).filter(|_| qkv_a == QkvA::Stacked);
+    let stack = match slots {
+        Some(slots) => Some((stacked(machine, layer, dtype, &slots)?, slots)),
+        None => None,
+    };
     for w in WEIGHTS.iter().map(|r| r.weight).filter(|w| w.exists(&layer.spec.geometry)) {
         let missing = || {
             broke(format!(
@@ -60,19 +74,58 @@ pub fn upload<D: Device>(
             DType::F32.decode(&back, &mut values);
             sink.norm(w, &values)?;
             held
+        } else if let Some((held, slot)) = slot_of(&stack, w) {
+            let (rows, cols) = w.matrix(&layer.spec.geometry);
+            let line = cols * dtype.bytes();
+            let bytes = machine.read(held)?[slot.rows.start * line..slot.rows.end * line].to_vec();
+            sink.weight(w, &ReadBack { bytes, rows, cols, dtype })?;
+            continue;
         } else {
             let rows = layer.weights.matrix(w).ok_or_else(missing)?;
-            let held = match decoded(machine, rows, dtype, w.name())? {
-                Some(held) => held,
-                None => machine.upload(&rounded(rows, dtype), w.name())?,
-            };
+            let held = on_device(machine, rows, dtype, w.name())?;
             let bytes = machine.read(held)?;
             sink.weight(w, &ReadBack { bytes, rows: rows.rows(), cols: rows.cols(), dtype })?;
             held
         };
         all.insert(w, held);
     }
-    Ok(all)
+    Ok(Uploaded { alone: all, stack })
+}
+
+fn slot_of(stack: &Option<(Held, [Slot; 2])>, weight: Weight) -> Option<(Held, &Slot)> {
+    let (held, slots) = stack.as_ref()?;
+    Some((*held, slots.iter().find(|s| s.weight == weight)?))
+}
+
+/// Weights under each other in one buffer, each decoded by its own type before it is laid there.
+fn stacked<D: Device>(
+    machine: &mut Machine<D>,
+    layer: &Layer,
+    dtype: DType,
+    slots: &[Slot],
+) -> Result<Held, EngineError> {
+    let mut parts = Vec::new();
+    for slot in slots {
+        let name = slot.weight.name();
+        let rows = layer.weights.matrix(slot.weight).ok_or_else(|| broke(format!("the layer has no {name}")))?;
+        let held = on_device(machine, rows, dtype, name)?;
+        parts.push(machine.read(held)?);
+        machine.free(held)?;
+    }
+    machine.upload(&parts.concat(), stack::QKV_A)
+}
+
+/// A weight's values on the device, each rounded once.
+fn on_device<D: Device>(
+    machine: &mut Machine<D>,
+    rows: &dyn Rows,
+    dtype: DType,
+    name: &str,
+) -> Result<Held, EngineError> {
+    match decoded(machine, rows, dtype, name)? {
+        Some(held) => Ok(held),
+        None => machine.upload(&rounded(rows, dtype), name),
+    }
 }
 
 /// A weight decoded on the device from its stored blocks. None where it is no plain matrix of blocks (a weight that is

@@ -3,7 +3,7 @@ Work items of attention kernels: which query rows of which request look at which
 `kernels/attention.cuh`.
 */
 
-use mla_reference::{Contract, Phase, Plan, Sequence};
+use mla_reference::{Contract, Form, Plan, Sequence};
 use std::ops::Range;
 
 /// One block's work (per head, in the fused form). All in rows as the kernel counts them.
@@ -38,13 +38,15 @@ impl Item {
 /// How a form lays out rows and keys.
 #[derive(Clone, Debug)]
 pub struct Layout {
+    /// Which form.
+    pub form: Form,
     /// Query rows of a token: heads in the absorbed form, else 1.
     pub per_token: usize,
-    /// Where each sequence's keys begin.
+    /// Where each sequence's keys begin, of all sequences of the plan.
     pub keys: Vec<usize>,
 }
 
-/// Work of one part of the plan: decode rows split by split (`parts`), or all rows that are not split. Grouped by the kernel
+/// Work of one part of the plan: sequences that are computed in parts, part by part (`parts`), or all others. Grouped by the kernel
 /// that runs them: `kernels` has their largest numbers of rows.
 pub fn items(
     plan: &Plan,
@@ -54,18 +56,19 @@ pub fn items(
     kernels: &[usize],
 ) -> Vec<Vec<Item>> {
     let mut groups = vec![Vec::new(); kernels.len()];
-    let (per, decode_rows) = (layout.per_token, plan.decode_rows());
-    let mut decode = 0;
-    for (index, seq, rows) in plan.attention_rows() {
-        let row = decode;
-        decode += usize::from(seq.phase() == Phase::Decode);
-        if plan.is_split(seq.phase()) != parts {
-            continue;
-        }
+    let (form, per, part_rows) = (layout.form, layout.per_token, plan.part_rows(layout.form));
+    // Sequences and the first row of each that they write, of the first part where they have parts.
+    let some: Vec<(usize, &Sequence, usize)> = if parts {
+        plan.part_sequences(form).map(|(i, s, _, own)| (i, s, own.start)).collect()
+    } else {
+        let whole = plan.attention_rows(Some(form)).filter(|(_, s, _)| !plan.in_parts(form, s));
+        whole.map(|(i, s, rows)| (i, s, rows.start)).collect()
+    };
+    for (index, seq, first) in some {
         let all = seq.tokens.len() * per;
         let kernel = choose(all, kernels);
-        for (split, keys) in ranges(plan, contract, seq, parts).into_iter().enumerate() {
-            let out = if parts { split * decode_rows + row } else { rows.start };
+        for (part, keys) in ranges(plan, contract, form, seq, parts).into_iter().enumerate() {
+            let out = part * part_rows + first;
             for start in (0..all).step_by(kernels[kernel]) {
                 groups[kernel].push(Item {
                     row: seq.tokens.start * per + start,
@@ -91,10 +94,11 @@ pub fn items(
     groups
 }
 
-/// Key ranges: splits of a decode row, or all keys.
-fn ranges(plan: &Plan, contract: &Contract, seq: &Sequence, parts: bool) -> Vec<Range<usize>> {
+/// Key ranges: those of the parts, or all keys.
+fn ranges(plan: &Plan, contract: &Contract, form: Form, seq: &Sequence, parts: bool) -> Vec<Range<usize>> {
     let splits = if parts { plan.splits } else { 1 };
-    Contract { splits: splits.into(), ..*contract }.split_ranges(seq.keys())
+    let contract = Contract { splits: splits.into(), ..*contract };
+    if parts { plan.part_ranges(form, seq, &contract) } else { contract.split_ranges(seq.keys()) }
 }
 
 /// The smallest kernel that takes all rows at once, so that keys are read once; else the largest.

@@ -30,8 +30,8 @@ pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
 pub(super) fn recorded(scene: &Scene, stage: Stage, cols: usize) -> Option<Array2<f64>> {
     let (g, plan) = (&scene.spec().geometry, &scene.of.case.plan);
     let shape = plan.shape(stage, scene.id.form, g);
-    let rows = plan.rows(stage);
-    if !plan.has(stage) || rows == 0 || shape.iter().product::<usize>() != rows * cols {
+    let rows = plan.rows(stage, scene.id.form);
+    if !plan.has(stage, scene.id.form) || rows == 0 || shape.iter().product::<usize>() != rows * cols {
         return None;
     }
     let block = scene.of.source.block(stage, 0..rows, 0..cols);
@@ -45,11 +45,15 @@ fn buffers<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
         return Vec::new();
     }
     let mut all = Vec::new();
-    let split = plan.is_split(scene.phase);
+    let split = match scene.id.stage {
+        Stage::Out => plan.joins(Stage::Out, scene.id.form),
+        _ => scene.merges(),
+    };
     for &input in scene.id.stage.inputs(g, scene.id.form, split) {
-        let cols = plan.shape(input, scene.id.form, g).iter().product::<usize>() / plan.rows(input).max(1);
+        let form = scene.id.form;
+        let cols = plan.shape(input, form, g).iter().product::<usize>() / plan.rows(input, form).max(1);
         for &stage in Stage::ALL.iter().filter(|s| **s != input && **s != scene.id.stage) {
-            if plan.rows(stage) != plan.rows(input) {
+            if plan.rows(stage, form) != plan.rows(input, form) {
                 continue;
             }
             if let Some(other) = recorded(scene, stage, cols) {
@@ -115,7 +119,7 @@ fn weight(scene: &Scene) -> Option<(Weight, usize)> {
         Stage::KvA => Some((Weight::WKvA, g.cache())),
         Stage::QRaw if g.q_rank == 0 => Some((Weight::WQ, g.queries())),
         Stage::QRaw => Some((Weight::WQB, g.queries())),
-        Stage::Out => Some((Weight::WO, g.hidden)),
+        Stage::Out | Stage::PartOut => Some((Weight::WO, g.hidden)),
         _ => None,
     }
 }
@@ -256,21 +260,46 @@ fn heads<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     all
 }
 
+/// How often a rank's part may be in a sum, and words for it.
+const MISCOUNTED: [(f64, &str, &str); 2] =
+    [(0.0, "lost", "is missing from the sum"), (2.0, "twice", "is in the sum twice")];
+
+/// A sum of recorded parts: one lost, or counted twice.
+fn parts_of_ranks<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
+    let plan = &scene.of.case.plan;
+    let (ranks, total) = (plan.ranks, plan.rows(Stage::Out, scene.id.form));
+    let one = |rank: usize, (factor, name, text): (f64, &str, &str)| {
+        let read = move |source: &dyn Source, rows: Range<usize>, cols: Range<usize>| {
+            let own = rows.start / total.max(1) == rank;
+            let mut block = source.block(Stage::PartOut, rows, cols);
+            if own {
+                block.mapv_inplace(|v| v * factor);
+            }
+            block
+        };
+        let text = format!("the part of rank {rank} of {ranks} {text}");
+        let name = format!("part of rank {rank} of {ranks} {name}");
+        Hypothesis::new("all-reduce", name, text, Change::source(Stage::PartOut, read))
+    };
+    (0..ranks).flat_map(|rank| MISCOUNTED.map(|m| one(rank, m))).collect()
+}
+
 /// A sum over ranks: the share of one lost, or counted twice; shares that read each other's columns.
 fn shares_of_ranks<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     if scene.id.stage != Stage::Out {
         return Vec::new();
     }
     let g = &scene.spec().geometry;
+    if scene.of.case.plan.joins(Stage::Out, scene.id.form) {
+        return parts_of_ranks(scene);
+    }
     let values = g.values();
     let mut all = Vec::new();
     for ranks in [2, 4, 8].into_iter().filter(|r| g.heads.is_multiple_of(*r)) {
         let width = values / ranks;
         let heads = g.heads / ranks;
         for rank in 0..ranks {
-            for (factor, name, text) in
-                [(0.0, "lost", "is missing from the sum"), (2.0, "twice", "is in the sum twice")]
-            {
+            for (factor, name, text) in MISCOUNTED {
                 let read = move |source: &dyn Source, rows: Range<usize>, cols: Range<usize>| {
                     let mut block = source.block(Stage::AttnOut, rows, cols.clone());
                     for (mut column, c) in block.columns_mut().into_iter().zip(cols) {

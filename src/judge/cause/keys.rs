@@ -123,7 +123,7 @@ struct Wrong {
 
 fn wrong(scene: &Scene) -> Vec<Wrong> {
     let plan = &scene.of.case.plan;
-    let names = plan.names(scene.id.stage);
+    let names = plan.names(scene.id.stage, scene.id.form);
     let mut by: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for &r in &scene.rows {
         if let Some(s) = names[r].sequence {
@@ -199,7 +199,7 @@ pub(super) fn lists<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     let plan = &scene.of.case.plan;
     let wrong = wrong(scene);
     let mut all = Vec::new();
-    let names = plan.names(scene.id.stage);
+    let names = plan.names(scene.id.stage, scene.id.form);
     let of_phase: BTreeSet<usize> = scene.rows.iter().filter_map(|r| names[*r].sequence).collect();
     let keys = |s: usize| plan.sequences.get(s).map_or(0, |s| s.keys());
     let mut positions: Vec<usize> = wrong.iter().flat_map(|w| w.keys.iter().copied()).collect();

@@ -72,7 +72,8 @@ fn bases<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
 
 /// Splits left out, taken twice, or with each other's lse.
 fn parts<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
-    let (splits, decode) = (scene.of.case.plan.splits, scene.of.case.plan.decode_rows());
+    let Some(form) = scene.id.form else { return Vec::new() };
+    let (splits, decode) = (scene.of.case.plan.parts(form), scene.of.case.plan.part_rows(form));
     if splits > MOST || decode == 0 {
         return Vec::new();
     }

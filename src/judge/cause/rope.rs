@@ -118,7 +118,7 @@ fn twice<'a>(scene: &Scene<'a>) -> Change<'a> {
 /// Positions that are counted from somewhere else.
 fn positions<'a>(scene: &Scene<'a>, what: &str, add: &mut dyn FnMut(String, String, Change<'a>)) {
     let plan = &scene.of.case.plan;
-    let names = plan.names(Stage::Q);
+    let names = plan.names(Stage::Q, None);
     let mut other = |name: &str, text: &str, positions: Vec<u64>| {
         if positions != plan.positions {
             let change = Change::plan(plan, |p: &mut Plan| p.positions = positions);

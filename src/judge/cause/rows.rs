@@ -184,7 +184,7 @@ fn buffer<'a>(scene: &Scene<'a>) -> Option<Hypothesis<'a>> {
     let plan = &scene.of.case.plan;
     let wrong: Vec<usize> = scene.rows.iter().copied().filter(|r| scene.odd_row(*r) > 0).collect();
     for &stage in Stage::ALL {
-        if stage == scene.id.stage || plan.rows(stage) != t.rows {
+        if stage == scene.id.stage || plan.rows(stage, scene.id.form) != t.rows {
             continue;
         }
         let Some(block) = super::input::recorded(scene, stage, t.cols) else { continue };
@@ -203,13 +203,16 @@ fn buffer<'a>(scene: &Scene<'a>) -> Option<Hypothesis<'a>> {
 
 fn place(names: &[RowName], row: usize) -> String {
     match names.get(row) {
+        Some(RowName { request: Some(r), index, rank: Some(rank), .. }) => {
+            format!("row {index} of request {r} of rank {rank}")
+        }
         Some(RowName { request: Some(r), index, .. }) => format!("row {index} of request {r}"),
         _ => format!("row {row}"),
     }
 }
 
 fn words(scene: &Scene, seen: &[((usize, usize), Holds)]) -> (String, String) {
-    let names = scene.of.case.plan.names(scene.id.stage);
+    let names = scene.of.case.plan.names(scene.id.stage, scene.id.form);
     let mut parts: Vec<(String, String)> = Vec::new();
     let constants = [
         (Holds::Zeros, "zero rows", "zeros throughout, never written or written from nothing"),

@@ -150,7 +150,7 @@ impl<'a> Scene<'a> {
         let phases = of.phases(id);
         let rows: Vec<usize> = (0..phases.len()).filter(|r| phases[*r] == phase).collect();
         let cols = columns(tensor);
-        let names = of.case.plan.names(id.stage);
+        let names = of.case.plan.names(id.stage, id.form);
         let zeros = Tensor { bytes: vec![0; tensor.bytes.len()], ..tensor.clone() };
         let seen = Mutex::new((zeros, Array2::<u32>::zeros((tensor.rows, cols.heads))));
         let more = Mutex::new((Sampled::new(), KeySums::new()));
@@ -355,14 +355,18 @@ impl<'a> Scene<'a> {
         self.base.1
     }
 
-    /// Rows attend to keys here (else they are merged from parts, or it is no attention).
+    /// Some rows attend to keys here (else all are merged from parts, or it is no attention).
     pub fn attends(&self) -> bool {
-        matches!(self.id.stage, Stage::PartO | Stage::PartLse) || self.outcome() && !self.merges()
+        matches!(self.id.stage, Stage::PartO | Stage::PartLse) || self.outcome() && self.merged().1
     }
 
-    /// Rows are merged from partial results.
+    /// Some rows are merged from partial results.
     pub fn merges(&self) -> bool {
-        self.outcome() && self.of.case.plan.is_split(self.phase)
+        self.outcome() && self.merged().0
+    }
+
+    fn merged(&self) -> (bool, bool) {
+        self.of.case.plan.merged(self.id.form, self.phase)
     }
 
     fn outcome(&self) -> bool {

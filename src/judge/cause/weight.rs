@@ -2,16 +2,20 @@
 A weight that is not the file's: which other one it is.
 
 Weights are copies, so a hypothesis predicts every bit and is accepted only if all of them agree: rows or columns in another
-order, the same bytes read with the other shape, another layer's weight, one quantised a second time, rows of zeros.
+order, of heads or of ranks' shards ([`order`]), rows of another slot of the stack ([`slots`]), kv_b put together wrongly
+([`kv_b`]), the same bytes read with the other shape, another layer's weight, one quantised a second time, rows of zeros.
 */
+
+mod kv_b;
+mod order;
+mod slots;
 
 use super::{Cause, Diagnosis, Left};
 use crate::report::finding::ranges;
 use mla_numeric::DType;
 use mla_reference::product::Rows;
 use mla_reference::rows::dense;
-use mla_reference::{Axis, Geometry, Weight};
-use std::collections::HashMap;
+use mla_reference::{Axis, Geometry, Weight, Weights};
 
 /// Rows that are looked at before all are.
 const SAMPLE: usize = 16;
@@ -26,6 +30,26 @@ pub trait OtherLayers: Sync {
     fn layers(&self) -> Vec<usize>;
     /// Calls `f` with a weight of one, a norm as one row; not at all where it has none.
     fn with(&self, layer: usize, weight: Weight, f: &mut dyn FnMut(&dyn Rows));
+}
+
+/// What is known of the layer whose weight it is.
+pub struct About<'a> {
+    /// Widths.
+    pub geometry: &'a Geometry,
+    /// All its weights as the file has them: rows of one may stand in another.
+    pub layer: Option<&'a dyn Weights>,
+    /// Ranks whose shards were put together in rank order to what the engine holds: heads along rows, of w_o along
+    /// columns. 1: there are no shards.
+    pub ranks: usize,
+    /// The model's other layers.
+    pub others: Option<&'a dyn OtherLayers>,
+}
+
+impl<'a> About<'a> {
+    /// A weight of this layer other than the one that is asked about.
+    fn sibling(&self, weight: Weight) -> Option<&'a dyn Rows> {
+        self.layer?.matrix(weight)
+    }
 }
 
 /// What a row should be under a hypothesis.
@@ -76,11 +100,11 @@ impl Pair<'_> {
 /// Looks for what an engine's weight is, where it is not the file's rounded to `dtype`.
 pub fn search(
     weight: Weight,
-    g: &Geometry,
     (file, engine): (&dyn Rows, &dyn Rows),
     dtype: DType,
-    others: Option<&dyn OtherLayers>,
+    about: &About,
 ) -> Diagnosis {
+    let g = about.geometry;
     let pair = Pair { weight, file, engine, dtype };
     let mut tried: Vec<Left> = Vec::new();
     let mut accepted: Vec<(String, String)> = Vec::new();
@@ -92,13 +116,16 @@ pub fn search(
             tried.push(Left { name: guess.name, share });
         }
     };
-    for guess in [order_of_rows(&pair, g), order_of_columns(&pair, g), zeros(&pair)].into_iter().flatten() {
+    for guess in order::of_rows(&pair, about) {
         take(guess, &mut accepted);
     }
-    for guess in transposed(&pair, g).into_iter().chain(values(&pair)) {
+    for guess in order::of_columns(&pair, about).into_iter().chain(zeros(&pair, about)) {
         take(guess, &mut accepted);
     }
-    if let Some(others) = others {
+    for guess in kv_b::guesses(&pair, about).into_iter().chain(transposed(&pair, g)).chain(values(&pair)) {
+        take(guess, &mut accepted);
+    }
+    if let Some(others) = about.others {
         for layer in others.layers() {
             others.with(layer, weight, &mut |other: &dyn Rows| {
                 if (other.rows(), other.cols()) == (engine.rows(), engine.cols()) {
@@ -128,101 +155,14 @@ pub fn search(
     })
 }
 
-/// The bits of a line, as a key.
-fn key(values: impl Iterator<Item = f64>) -> Vec<u64> {
-    values.map(f64::to_bits).collect()
-}
-
-/// Rows in another order: heads, shards, stacked parts.
-fn order_of_rows<'p>(pair: &Pair<'p>, g: &Geometry) -> Option<Guess<'p>> {
-    let (rows, cols) = (pair.engine.rows(), pair.engine.cols().min(256));
-    let mut line = vec![0.0; cols];
-    let mut index: HashMap<Vec<u64>, usize> = HashMap::new();
-    for r in 0..rows {
-        pair.file.decode(r, 0, &mut line);
-        pair.dtype.round_slice(&mut line);
-        index.entry(key(line.iter().copied())).or_insert(r);
-    }
-    let mut order = Vec::with_capacity(rows);
-    for r in 0..rows {
-        pair.engine.decode(r, 0, &mut line);
-        order.push(*index.get(&key(line.iter().copied()))?);
-    }
-    let text = in_order(pair.weight, "rows", &order, heads_of(pair.weight, g, rows))?;
-    let file = pair.file;
-    let row: Predict<'p> = Box::new(move |r, out| file.decode(order[r], 0, out));
-    Some(Guess { name: format!("rows of {} in another order", pair.weight), text, row })
-}
-
-/// Columns in another order.
-fn order_of_columns<'p>(pair: &Pair<'p>, g: &Geometry) -> Option<Guess<'p>> {
-    let cols = pair.engine.cols();
-    let few = pair.engine.rows().min(8);
-    if few < 2 && cols < 2 {
-        return None;
-    }
-    let mut file = dense(pair.file, 0..few, true);
-    let engine = dense(pair.engine, 0..few, true);
-    file.mapv_inplace(|v| pair.dtype.round(v));
-    let mut index: HashMap<Vec<u64>, usize> = HashMap::new();
-    for (c, line) in file.rows().into_iter().enumerate() {
-        index.entry(key(line.iter().copied())).or_insert(c);
-    }
-    let of = |line: ndarray::ArrayView1<f64>| index.get(&key(line.iter().copied())).copied();
-    let order: Vec<usize> = engine.rows().into_iter().map(of).collect::<Option<_>>()?;
-    let heads = if pair.weight == Weight::WO { Some(g.value) } else { None };
-    let text = in_order(pair.weight, "columns", &order, heads)?;
-    let file = pair.file;
-    let row: Predict<'p> = Box::new(move |r, out| {
-        let mut whole = vec![0.0; out.len()];
-        file.decode(r, 0, &mut whole);
-        out.iter_mut().zip(&order).for_each(|(o, c)| *o = whole[*c]);
-    });
-    Some(Guess { name: format!("columns of {} in another order", pair.weight), text, row })
-}
-
 /// Rows of a head of a weight that has heads along them.
 fn heads_of(weight: Weight, g: &Geometry, rows: usize) -> Option<usize> {
     let heads = weight.row().axes.first() == Some(&Axis::Head) && g.heads > 0;
     (heads && rows.is_multiple_of(g.heads)).then(|| rows / g.heads)
 }
 
-/// An order in words; None where nothing has moved.
-fn in_order(weight: Weight, what: &str, order: &[usize], head: Option<usize>) -> Option<String> {
-    let moved: Vec<usize> = (0..order.len()).filter(|i| order[*i] != *i).collect();
-    if moved.is_empty() {
-        return None;
-    }
-    if let Some(size) = head.filter(|s| *s > 0) {
-        let of: Vec<usize> = order.iter().step_by(size).map(|r| r / size).collect();
-        if (0..order.len()).all(|r| order[r] == of[r / size] * size + r % size) {
-            let words: Vec<String> = (0..of.len())
-                .filter(|h| of[*h] != *h)
-                .take(6)
-                .map(|h| format!("head {h} holds {}", of[h]))
-                .collect();
-            return Some(format!("heads of {weight} are in another order: {}", words.join(", ")));
-        }
-    }
-    let mut runs: Vec<(usize, usize, usize)> = Vec::new();
-    for (i, from) in order.iter().enumerate() {
-        match runs.last_mut() {
-            Some((a, b, first)) if *first + (i - *a) == *from => *b = i,
-            _ => runs.push((i, i, *from)),
-        }
-    }
-    let words: Vec<String> = runs
-        .iter()
-        .filter(|(a, _, f)| a != f)
-        .take(4)
-        .map(|(a, b, f)| format!("{a}..{b} hold {f}..{}", f + b - a))
-        .collect();
-    let more = if runs.len() > 5 { format!(" … ({} moved)", moved.len()) } else { String::new() };
-    Some(format!("{what} of {weight} are in another order: {}{more}", words.join(", ")))
-}
-
 /// Rows of zeros, all others the file's.
-fn zeros<'p>(pair: &Pair<'p>) -> Option<Guess<'p>> {
+fn zeros<'p>(pair: &Pair<'p>, about: &About) -> Option<Guess<'p>> {
     let wrong = pair.wrong();
     let mut line = vec![0.0; pair.engine.cols()];
     let mut empty = |r: &usize| {
@@ -232,7 +172,15 @@ fn zeros<'p>(pair: &Pair<'p>) -> Option<Guess<'p>> {
     if wrong.is_empty() || !wrong.iter().all(&mut empty) {
         return None;
     }
-    let text = format!("rows {} of {} are zero: a shard that was never loaded", ranges(&wrong), pair.weight);
+    let shard = pair.engine.rows() / about.ranks.max(1);
+    let sharded = about.ranks > 1 && heads_of(pair.weight, about.geometry, pair.engine.rows()).is_some();
+    let whose = if sharded && wrong.len() == shard && wrong[0] % shard == 0 && wrong[shard - 1] - wrong[0] < shard {
+        format!(", rank {}'s", wrong[0] / shard)
+    } else {
+        String::new()
+    };
+    let text =
+        format!("rows {} of {} are zero: a shard that was never loaded{whose}", ranges(&wrong), pair.weight);
     let file = pair.file;
     let row: Predict<'p> = Box::new(move |r, out| match wrong.binary_search(&r) {
         Ok(_) => out.fill(0.0),
@@ -251,10 +199,7 @@ fn transposed<'p>(pair: &Pair<'p>, g: &Geometry) -> Vec<Guess<'p>> {
     heights.extend(heads_of(pair.weight, g, rows).filter(|h| *h != rows));
     let of = |height: usize| {
         let file = pair.file;
-        let whole: Vec<f32> = (0..rows)
-            .flat_map(|r| dense(file, r..r + 1, false).into_raw_vec_and_offset().0)
-            .map(|v| v as f32)
-            .collect();
+        let whole = held(file, pair.dtype);
         let each = if height < rows { " of each head" } else { "" };
         let row: Predict<'p> = Box::new(move |r, out| {
             let (start, i) = (r / height * height * cols, r % height);
@@ -270,6 +215,12 @@ fn transposed<'p>(pair: &Pair<'p>, g: &Geometry) -> Vec<Guess<'p>> {
         }
     };
     heights.into_iter().map(of).collect()
+}
+
+/// All values as an engine would hold them, on the grid of its dtype.
+fn held(rows: &dyn Rows, dtype: DType) -> Vec<f32> {
+    let line = |r| dense(rows, r..r + 1, false).into_raw_vec_and_offset().0;
+    (0..rows.rows()).flat_map(line).map(|v| dtype.round(v) as f32).collect()
 }
 
 /// Values through one more quantisation, or with one added.

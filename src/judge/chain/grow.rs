@@ -31,7 +31,7 @@ use mla_reference::attention::strided;
 use mla_reference::elementwise::{declared_table, pair, step};
 use mla_reference::product::{Rows, product};
 use mla_reference::rows::Mapped;
-use mla_reference::{Chunk, Phase, Plan, Sequence, Stage, Terms};
+use mla_reference::{Chunk, Form, Plan, Sequence, Stage, Terms};
 use ndarray::{Array2, ArrayView2, s};
 use std::ops::Range;
 
@@ -85,17 +85,17 @@ pub fn grown(of: &Isolated, id: TensorId, c: &Chunk) -> Option<Grown> {
         Terms::Norm { len, z, gamma } => norm(of, id.stage, c, (*len, z.view(), gamma))?,
         Terms::Rope { first, .. } => rope(of, id.stage, c, *first)?,
         Terms::Attention { attended, head, lse } => {
-            let (seq, tokens) = rows_of(&of.case.plan, id.stage, &c.rows)?;
+            let (seq, tokens) = rows_of(&of.case.plan, (id.stage, id.form), &c.rows)?;
             let heads = c.cols.start / c.cols.len().max(1);
             let inputs = Inputs::of(of, id.form, seq, tokens, heads)?;
             attention::grown(of.contract, &Parts::one(attended), head, &inputs, &c.x, *lse)
         }
         Terms::Split { merged, head, lse } => {
-            let (seq, tokens) = rows_of(&of.case.plan, id.stage, &c.rows)?;
+            let (seq, tokens) = rows_of(&of.case.plan, (id.stage, id.form), &c.rows)?;
             let inputs = Inputs::of(of, id.form, seq, tokens, c.cols.start / c.cols.len().max(1))?;
             attention::grown(of.contract, &Parts::many(merged), head, &inputs, &c.x, *lse)
         }
-        Terms::Merge { .. } => return None,
+        Terms::Merge { .. } | Terms::Sum { .. } => return None,
     };
     // Nothing is known of what has no number.
     grown.most.mapv_inplace(|v| if v.is_nan() { f64::INFINITY } else { v });
@@ -263,12 +263,18 @@ fn rope(of: &Isolated, stage: Stage, c: &Chunk, first: usize) -> Option<Grown> {
 }
 
 /// The sequence of rows of an attention and its tokens, counted from its first.
-fn rows_of<'p>(plan: &'p Plan, stage: Stage, rows: &Range<usize>) -> Option<(&'p Sequence, Range<usize>)> {
+fn rows_of<'p>(
+    plan: &'p Plan,
+    (stage, form): (Stage, Option<Form>),
+    rows: &Range<usize>,
+) -> Option<(&'p Sequence, Range<usize>)> {
     if matches!(stage, Stage::PartO | Stage::PartLse) {
-        let decode: Vec<&Sequence> = plan.sequences.iter().filter(|s| s.phase() == Phase::Decode).collect();
-        return decode.get(rows.start % decode.len().max(1)).map(|s| (*s, 0..1));
+        let form = form?;
+        let start = rows.start % plan.part_rows(form).max(1);
+        let (_, seq, _, own) = plan.part_sequences(form).find(|(_, _, _, own)| own.contains(&start))?;
+        return Some((seq, start - own.start..start - own.start + rows.len()));
     }
-    let (_, seq, own) = plan.attention_rows().find(|(_, _, own)| own.contains(&rows.start))?;
+    let (_, seq, own) = plan.attention_rows(form).find(|(_, _, own)| own.contains(&rows.start))?;
     Some((seq, rows.start - own.start..rows.end - own.start))
 }
 

@@ -92,6 +92,9 @@ pub fn row_name(row: usize, name: Option<RowName>) -> String {
         Some(RowName { request: Some(r), index, split: Some(s), .. }) => {
             format!("request {r}, row {index}, split {s}")
         }
+        Some(RowName { request: Some(r), index, rank: Some(rank), .. }) => {
+            format!("rank {rank}, request {r}, row {index}")
+        }
         Some(RowName { request: Some(r), index, .. }) => format!("request {r}, row {index}"),
         _ => format!("row {row}"),
     }

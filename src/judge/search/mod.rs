@@ -109,6 +109,7 @@ impl Search<'_, '_> {
             | Stage::QLatent
             | Stage::K
             | Stage::V
+            | Stage::PartOut
             | Stage::Out => dtype == DType::F32,
             Stage::OLatent | Stage::AttnIn | Stage::QANormed | Stage::KvCNormed | Stage::Q | Stage::KPe => {
                 narrow
@@ -181,7 +182,7 @@ impl Search<'_, '_> {
             .filter(|s| s.phase() == phase)
             .map(|s| (s.keys(), phase == Phase::Prefill))
             .collect();
-        let sample = Sample::new(self.isolated, self.tensor, phase, false);
+        let sample = Sample::new(self.isolated, self.id.form, self.tensor, phase, false);
         let mut tried = Tried { search: self, sample, sequences, all: Vec::new(), same: Vec::new() };
         tried.screen(table(self.isolated.contract, self.id.form));
         for _ in 0..ROUNDS {
@@ -204,7 +205,7 @@ impl Search<'_, '_> {
             }
         }
         let some = finalists.iter().take(FINALISTS).filter(|(_, s)| s.share() < MOST).count();
-        let whole = Sample::new(self.isolated, self.tensor, phase, true);
+        let whole = Sample::new(self.isolated, self.id.form, self.tensor, phase, true);
         for (t, s) in finalists.iter_mut().take(some) {
             let all = screen(self.isolated, self.id, self.tensor, &t.contract, &whole);
             *s = Screened { digest: s.digest, ..all };

@@ -8,7 +8,7 @@ most keys first, since short rows look alike under most contracts.
 use super::super::compare::{Isolated, columns};
 use crate::trace::{Tensor, TensorId};
 use mla_reference::evaluate::row_chunks;
-use mla_reference::{Chunk, Contract, Phase};
+use mla_reference::{Chunk, Contract, Form, Phase};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,11 +42,11 @@ pub struct Sample(HashSet<(usize, usize)>);
 
 impl Sample {
     /// Of an attention's tensor; `all`: every pair there is.
-    pub fn new(isolated: &Isolated, tensor: &Tensor, phase: Phase, all: bool) -> Sample {
+    pub fn new(isolated: &Isolated, form: Option<Form>, tensor: &Tensor, phase: Phase, all: bool) -> Sample {
         let (heads, width) = (columns(tensor).heads, columns(tensor).width);
         // First row, rows, keys that the last of them sees.
         let mut chunks: Vec<(usize, usize, usize)> = Vec::new();
-        for (_, seq, rows) in isolated.case.plan.attention_rows() {
+        for (_, seq, rows) in isolated.case.plan.attention_rows(form) {
             if seq.phase() == phase {
                 let of = |c: std::ops::Range<usize>| (rows.start + c.start, c.len(), seq.visible(c.end - 1));
                 chunks.extend(row_chunks(seq.tokens.len(), ROWS).into_iter().map(of));

@@ -24,7 +24,7 @@ pub(super) struct Ready {
     inputs: Vec<Stage>,
     /// What of it, and of what that was computed from, was not captured.
     pub(super) chained: Vec<Stage>,
-    /// Rows of decode steps are merged from partial results that were captured.
+    /// Rows that are computed in parts are merged from partial results that were captured.
     pub(super) parts: bool,
     /// They are merged inside the attention, since these were not.
     inside: bool,
@@ -74,9 +74,9 @@ impl Session<'_> {
         if let Some(w) = id.stage.weights(g, id.form).iter().find(lacks_weight) {
             return Err(format!("{w} is not in the dump, and there is no model"));
         }
-        let split = plan.splits > 1 && plan.decode_rows() > 0;
+        let split = plan.joins(id.stage, id.form);
         let needs = |split| id.stage.inputs(g, id.form, split);
-        let lacks = |s: &Stage| self.tensors.view(id.form).get(*s).is_none() && plan.has(*s);
+        let lacks = |s: &Stage| self.tensors.view(id.form).get(*s).is_none() && plan.has(*s, id.form);
         let merges = split && needs(true) != needs(false);
         let lost = |s: &&Stage| lacks(s) && !self.listed(input(id, **s));
         // Without all partial results, splits are merged inside the attention.
@@ -86,7 +86,8 @@ impl Session<'_> {
         if ready.parts {
             wanted.extend(needs(true));
             // Where every row is merged, nothing reads what its parts were computed from.
-            if self.settings.captured.is_some() && plan.sequences.iter().all(|s| s.phase() == Phase::Decode) {
+            let all = || Phase::ALL.iter().all(|p| !plan.merged(id.form, *p).1);
+            if id.stage == Stage::Out || self.settings.captured.is_some() && all() {
                 wanted = needs(true).to_vec();
             }
         } else if merges {
@@ -94,7 +95,7 @@ impl Session<'_> {
         }
         for stage in wanted {
             let from = input(id, stage);
-            if self.tensors.view(id.form).get(stage).is_none() && plan.has(stage) {
+            if self.tensors.view(id.form).get(stage).is_none() && plan.has(stage, id.form) {
                 if self.listed(from) {
                     return Err(format!("its input {stage} is not there"));
                 }

@@ -12,6 +12,7 @@ accumulator that rounds to nearest keeps while a truncating one drifts and multi
   flips of a share 2·0.8·2⁻²⁴·2^p.
 - **Attention**, lse, splits merged inside: [`attention`].
 - **Merge**: `σ = (2^-22.5 + 2u(spread + 1) + √splits·u)/√3 · Σ W|o|`; lse: that without Σ W|o|, and 2u|lse|/√3.
+- **Sum** of n parts: n − 1 additions in float32, each uniform within u of at most Σ|part|: σ = √((n − 1)/3)·u·Σ|part|.
 
 An element flips with the probability 0.8σ/ulp(x). A float64 accumulator has no noise.
 */
@@ -137,6 +138,10 @@ pub fn of(contract: &Contract, terms: &Terms, x: ArrayView2<f64>, dtype: DType) 
                 false => weight(i) * size[[i, j]],
             };
             even(x, sigma, n + 2.0)
+        }
+        Terms::Sum { size, parts } => {
+            let n = parts.saturating_sub(1) as f64;
+            even(x, |at| (n / 3.0).sqrt() * U * size[at], n)
         }
     }
 }

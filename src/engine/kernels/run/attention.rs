@@ -1,5 +1,5 @@
 /*!
-Attention of a form: decode rows in splits and merged where the plan has splits, all others at once.
+Attention of a form: in parts that are merged where the plan has some (splits, chunks of context), all else at once.
 */
 
 use super::super::machine::{Held, broke};
@@ -8,12 +8,12 @@ use super::Run;
 use crate::device::{Arg, Device};
 use crate::engine::{EngineError, Sink};
 use crate::trace::TensorId;
-use mla_reference::{Form, Phase, Stage};
+use mla_reference::{Form, Stage};
 use std::f64::consts::LOG2_E;
 
 impl<D: Device> Run<'_, '_, D> {
-    /// Attention of a form: decode rows in splits and merged where the plan has splits, all others at once. `operands` are
-    /// the arguments before the work list.
+    /// Attention of a form: sequences in parts part by part and merged, all others at once. `operands` are the arguments
+    /// before the work list.
     pub(super) fn attention(
         &mut self,
         sink: &mut dyn Sink,
@@ -24,7 +24,7 @@ impl<D: Device> Run<'_, '_, D> {
     ) -> Result<Held, EngineError> {
         let id = |stage| TensorId::of(stage, form);
         let output = if form == Form::Fused { Stage::AttnOut } else { Stage::OLatent };
-        let parts = if self.plan().has(Stage::PartO) {
+        let parts = if self.plan().has(Stage::PartO, Some(form)) {
             let lists = self.lists(layout, file, Stage::PartO, true)?;
             let ids = [id(Stage::PartO), id(Stage::PartLse)];
             let mut made = self
@@ -42,8 +42,8 @@ impl<D: Device> Run<'_, '_, D> {
         let to = match parts {
             None => None,
             Some(_) => {
-                let rows = self.plan().attention_rows().filter(|(_, s, _)| s.phase() == Phase::Decode);
-                let rows: Vec<u32> = rows.map(|(_, _, r)| r.start as u32).collect();
+                let rows = self.plan().part_sequences(form).flat_map(|(_, _, rows, _)| rows);
+                let rows: Vec<u32> = rows.map(|r| r as u32).collect();
                 Some(self.machine.upload_words(rows, "rows of merged results")?)
             }
         };
@@ -129,14 +129,14 @@ impl<D: Device> Run<'_, '_, D> {
     ) -> Result<(), EngineError> {
         let g = self.geometry();
         let width = if form == Form::Fused { g.value } else { g.latent };
-        let rows = self.plan().decode_rows();
+        let rows = self.plan().part_rows(form);
         let arguments = [
             Arg::In(parts.0.buffer),
             Arg::In(parts.1.buffer),
             Arg::In(to.buffer),
             Arg::InOut(out[0].buffer),
             Arg::InOut(out[1].buffer),
-            (self.plan().splits as i32).into(),
+            (self.plan().parts(form) as i32).into(),
             (g.heads as i32).into(),
             (width as i32).into(),
         ];

@@ -111,7 +111,7 @@ impl<D: Device> Run<'_, '_, D> {
         slots: Held,
     ) -> Result<Held, EngineError> {
         let g = self.geometry();
-        let (stage, m, heads) = (Stage::K, self.plan().rows(Stage::K), g.heads);
+        let (stage, m, heads) = (Stage::K, self.plan().rows(Stage::K, Some(Form::Fused)), g.heads);
         let p = Product {
             weight: Weight::WUk,
             m,
@@ -145,7 +145,7 @@ impl<D: Device> Run<'_, '_, D> {
         slots: Held,
     ) -> Result<Held, EngineError> {
         let g = self.geometry();
-        let (stage, m, n) = (Stage::V, self.plan().rows(Stage::V), g.heads * g.value);
+        let (stage, m, n) = (Stage::V, self.plan().rows(Stage::V, Some(Form::Fused)), g.heads * g.value);
         let p = Product {
             weight: Weight::WUv,
             m,

@@ -7,9 +7,26 @@ use super::Run;
 use crate::device::{Device, Problem};
 use crate::engine::{EngineError, Sink};
 use crate::trace::{Tensor, TensorId};
+use std::ops::Range;
 
 /// Guards that are told of at a time: buffers of a run, twice.
 const MOST_GUARDS: usize = 64;
+
+/// Memory that launches write.
+pub(super) struct Output {
+    /// Of this shape.
+    pub tensor: Tensor,
+    /// Name of the memory.
+    pub name: &'static str,
+    /// Which tensors its columns are.
+    pub slots: Vec<(TensorId, Range<usize>)>,
+}
+
+impl Output {
+    fn first(&self) -> Option<TensorId> {
+        self.slots.first().map(|s| s.0)
+    }
+}
 
 impl<D: Device> Run<'_, '_, D> {
     /// Computes tensors with some launches, as often as the device asks for; says what was wrong with the outputs.
@@ -17,22 +34,38 @@ impl<D: Device> Run<'_, '_, D> {
         &mut self,
         sink: &mut dyn Sink,
         ids: &[TensorId],
+        launches: impl FnMut(&mut Self, usize, &[Held]) -> Result<(), EngineError>,
+    ) -> Result<Vec<(Tensor, Held)>, EngineError> {
+        let outputs = ids.iter().map(|id| {
+            let tensor = Tensor::zeros(*id, self.plan(), self.geometry(), self.stored(id.stage));
+            Output { slots: vec![(*id, 0..tensor.cols)], tensor, name: id.stage.name() }
+        });
+        let outputs = outputs.collect();
+        self.compute_in(sink, outputs, launches)
+    }
+
+    /// The same of outputs that may hold several tensors.
+    pub(super) fn compute_in(
+        &mut self,
+        sink: &mut dyn Sink,
+        outputs: Vec<Output>,
         mut launches: impl FnMut(&mut Self, usize, &[Held]) -> Result<(), EngineError>,
     ) -> Result<Vec<(Tensor, Held)>, EngineError> {
+        let first = outputs.first().and_then(Output::first).ok_or_else(|| broke("a launch has no output"))?;
         let mut out = Vec::new();
-        for id in ids {
-            let tensor = Tensor::zeros(*id, self.plan(), self.geometry(), self.stored(id.stage));
-            let held = self.machine.allocate(tensor.bytes.len(), id.stage.name())?;
-            out.push((tensor, held));
+        for output in outputs {
+            let held = self.machine.allocate(output.tensor.bytes.len(), output.name)?;
+            out.push((output, held));
         }
         let buffers: Vec<Held> = out.iter().map(|o| o.1).collect();
         for pass in 0..self.machine.passes() {
-            for (tensor, held) in &out {
-                self.machine.device.poison(held.buffer, poison(pass, tensor.dtype)).map_err(broke)?;
+            for (output, held) in &out {
+                let fill = poison(pass, output.tensor.dtype);
+                self.machine.device.poison(held.buffer, fill).map_err(broke)?;
             }
             launches(self, pass, &buffers)?;
-            self.watch(sink, ids[0])?;
-            for ((tensor, held), id) in out.iter_mut().zip(ids) {
+            self.watch(sink, first)?;
+            for (Output { tensor, slots, .. }, held) in &mut out {
                 let bytes = self.machine.read(*held)?;
                 if pass == 0 {
                     tensor.bytes = bytes;
@@ -42,18 +75,26 @@ impl<D: Device> Run<'_, '_, D> {
                     if unwritten > spare as u64 {
                         let n = unwritten - spare as u64;
                         sink.evidence(
-                            *id,
+                            where_unwritten(tensor, slots).unwrap_or(first),
                             &format!("{n} of {} bytes of its memory were never written", held.bytes),
                         )?;
                     }
-                } else if let Some(text) = apart(tensor, &bytes) {
-                    sink.evidence(*id, &text)?;
+                    continue;
+                }
+                let mut different = false;
+                for (id, columns) in slots.iter() {
+                    if let Some(text) = apart(tensor, &bytes, columns.clone()) {
+                        sink.evidence(*id, &text)?;
+                        different = true;
+                    }
+                }
+                if different {
                     // What was judged is what goes on.
                     self.machine.write(*held, &tensor.bytes)?;
                 }
             }
         }
-        Ok(out)
+        Ok(out.into_iter().map(|(output, held)| (output.tensor, held)).collect())
     }
 
     /// Waits, and tells what the device saw and what was written outside of buffers.
@@ -99,20 +140,30 @@ impl<D: Device> Run<'_, '_, D> {
     }
 }
 
-/// In what two passes over different poison differ, in words.
-fn apart(first: &Tensor, second: &[u8]) -> Option<String> {
+/// The tensor whose columns still hold the first pass's poison.
+fn where_unwritten(tensor: &Tensor, slots: &[(TensorId, Range<usize>)]) -> Option<TensorId> {
+    let (n, fill) = (tensor.dtype.bytes(), poison(0, tensor.dtype).bytes());
+    let poisoned = |columns: &Range<usize>| {
+        let rows = tensor.bytes.chunks((tensor.cols * n).max(1));
+        rows.into_iter().any(|r| r[columns.start * n..columns.end * n].chunks(n).any(|v| v == fill))
+    };
+    slots.iter().find(|s| poisoned(&s.1)).or(slots.first()).map(|s| s.0)
+}
+
+/// In what two passes over different poison differ in some columns, in words.
+fn apart(first: &Tensor, second: &[u8], columns: Range<usize>) -> Option<String> {
     let n = first.dtype.bytes();
     let (mut survivors, mut others, mut place) = (0u64, 0u64, None);
     let fills = [poison(0, first.dtype).bytes(), poison(1, first.dtype).bytes()];
     for (i, (a, b)) in first.bytes.chunks(n).zip(second.chunks(n)).enumerate() {
-        if a != b {
+        if a != b && columns.contains(&(i % first.cols.max(1))) {
             place.get_or_insert(i);
             if a == fills[0] && b == fills[1] { survivors += 1 } else { others += 1 }
         }
     }
     let at = place?;
-    let (row, col) = (at / first.cols.max(1), at % first.cols.max(1));
-    let all = first.len();
+    let (row, col) = (at / first.cols.max(1), at % first.cols.max(1) - columns.start);
+    let all = first.rows * columns.len();
     let mut said = Vec::new();
     if survivors > 0 {
         said.push(format!("{survivors} of {all} elements were never written"));

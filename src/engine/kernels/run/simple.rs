@@ -4,6 +4,7 @@ Stages of one launch: norms, rotations, products with weights.
 
 use super::super::machine::Held;
 use super::Run;
+use super::stacked::Lying;
 use crate::device::{Arg, Device};
 use crate::engine::{EngineError, Sink};
 use crate::trace::TensorId;
@@ -30,19 +31,19 @@ impl<D: Device> Run<'_, '_, D> {
         &mut self,
         sink: &mut dyn Sink,
         stage: Stage,
-        input: Held,
-        (cols, stride): (usize, usize),
+        input: Lying,
+        cols: usize,
         (weight, eps): (Weight, f64),
     ) -> Result<Held, EngineError> {
         let gamma = self.weight(weight)?;
         let rows = self.plan().tokens();
         self.stage(sink, TensorId::shared(stage), |run, _, out| {
             let arguments = [
-                Arg::In(input.buffer),
+                input.argument(run.stored(stage)),
                 Arg::In(gamma.buffer),
                 Arg::Out(out[0].buffer),
                 (cols as i32).into(),
-                (stride as i32).into(),
+                (input.stride as i32).into(),
                 (cols as i32).into(),
                 (eps as f32).into(),
             ];
@@ -54,16 +55,16 @@ impl<D: Device> Run<'_, '_, D> {
         &mut self,
         sink: &mut dyn Sink,
         stage: Stage,
-        input: Held,
+        input: Lying,
         (heads, nope): (usize, usize),
-        (stride, at): (usize, usize),
+        at: usize,
     ) -> Result<Held, EngineError> {
         let (rows, rope) = (self.plan().tokens(), self.geometry().rope);
         let adjacent = self.layer.spec.rope.pairing == Pairing::Adjacent;
         let factors = if stage == Stage::Q { self.tables[2] } else { self.ones()? };
         let made = self.stage(sink, TensorId::shared(stage), |run, _, out| {
             let arguments = [
-                Arg::In(input.buffer),
+                Arg::In(input.held.buffer),
                 Arg::In(run.tables[0].buffer),
                 Arg::In(run.tables[1].buffer),
                 Arg::In(factors.buffer),
@@ -71,8 +72,8 @@ impl<D: Device> Run<'_, '_, D> {
                 (heads as i32).into(),
                 (nope as i32).into(),
                 (rope as i32).into(),
-                (stride as i32).into(),
-                (at as i32).into(),
+                (input.stride as i32).into(),
+                ((input.first + at) as i32).into(),
                 ((heads * (nope + rope)) as i32).into(),
                 i32::from(adjacent).into(),
             ];
@@ -97,6 +98,18 @@ impl<D: Device> Run<'_, '_, D> {
         whole: bool,
     ) -> Result<(), EngineError> {
         let weight = self.weight(p.weight)?;
+        self.multiply(input, rows, (p, weight), out, whole)
+    }
+
+    /// A product with a weight that lies in `weight`, whatever it is of.
+    pub(super) fn multiply(
+        &mut self,
+        input: Held,
+        rows: Held,
+        (p, weight): (&Product, Held),
+        out: Held,
+        whole: bool,
+    ) -> Result<(), EngineError> {
         let entry = if p.transposed { "product_transposed" } else { "product" };
         let names = [("m", p.m), ("n", p.n), ("k", p.k), ("heads", p.heads)];
         let arguments = [
@@ -126,7 +139,7 @@ impl<D: Device> Run<'_, '_, D> {
         weight: Weight,
     ) -> Result<Held, EngineError> {
         let (n, k) = weight.matrix(self.geometry());
-        let m = self.plan().rows(id.stage);
+        let m = self.plan().rows(id.stage, id.form);
         let p = Product { weight, m, n, k, heads: 1, a: (k, 0), b: k, c: (n, 0), transposed: false };
         let identity = self.identity;
         self.stage(sink, id, |run, _, out| run.product(input, identity, &p, out[0], true))
@@ -143,7 +156,7 @@ impl<D: Device> Run<'_, '_, D> {
     ) -> Result<Held, EngineError> {
         let heads = self.geometry().heads;
         let (all, k) = weight.matrix(self.geometry());
-        let (n, m) = (all / heads, self.plan().rows(id.stage));
+        let (n, m) = (all / heads, self.plan().rows(id.stage, id.form));
         let p = Product {
             weight,
             m,
