@@ -200,7 +200,7 @@ fn a_fault_without_anything_to_act_on_is_refused() {
         ("merge-base", &["--batch", "0+3"]),
         ("k-element", &["--batch", "0+3", "--form", "absorbed"]),
         ("w_q-element", &["--batch", "0+3"]),
-        ("slots-permuted", &[]),
+        ("shard-zero", &[]),
         ("nonsense", &[]),
     ] {
         let out = run(GLM, &[&["--fault", fault], args].concat());

@@ -25,6 +25,7 @@ pub fn made(e: &Element) -> Made {
             let size = size.get([e.i, e.j]).copied();
             merge(e, *lse, (spread.get(e.i).copied().unwrap_or(0.0), size))
         }
+        Terms::Sum { size, parts } => sum(e, *parts, size.get([e.i, e.j]).copied()),
         _ => copy(e),
     }
 }
@@ -41,6 +42,12 @@ fn factors(e: &Element, k: usize) -> Option<Factors> {
         Stage::QRaw if g.q_rank == 0 => ((Stage::AttnIn, row, k), (Weight::WQ, col, k)),
         Stage::QRaw => ((Stage::QANormed, row, k), (Weight::WQB, col, k)),
         Stage::Out => ((Stage::AttnOut, row, k), (Weight::WO, col, k)),
+        Stage::PartOut => {
+            let plan = &e.of.isolated.case.plan;
+            let rows = plan.rows(Stage::Out, e.id.form).max(1);
+            let at = row / rows * (g.values() / plan.ranks.max(1)) + k;
+            ((Stage::AttnOut, row % rows, at), (Weight::WO, col, at))
+        }
         Stage::V => ((Stage::Cache, slot(e)?, k), (Weight::WUv, col, k)),
         Stage::K => {
             let (h, j) = (col / g.key(), col % g.key());
@@ -279,6 +286,25 @@ fn copy(e: &Element) -> Made {
             made.sums.push(Sum::of("x", vec![Term::new("a copy of", vec![of], value)], 1));
         }
         None => made.notes.push("a slot that no sequence owns: nothing is expected there".into()),
+    }
+    made
+}
+
+/// `out` of the ranks' parts.
+fn sum(e: &Element, parts: usize, size: Option<f64>) -> Made {
+    let rows = e.of.isolated.case.plan.rows(Stage::Out, e.id.form);
+    let values: Vec<Operand> =
+        (0..parts).map(|r| e.sources.input(Stage::PartOut, r * rows + e.row, e.col, None)).collect();
+    let each: Vec<f64> = values.iter().map(|v| v.value).collect();
+    let mut made = Made::default();
+    made.sums.push(Sum::among("x", &each, e.shown, |r| {
+        Term::new(format!("rank {r}"), vec![values[r].clone()], each[r])
+    }));
+    made.notes.push("summed in float32: its roundings are in the bound, not in x".into());
+    let n = parts.saturating_sub(1) as f64 * U;
+    made.parts.push(Part::new("relative error of ranks − 1 additions", n / (1.0 - n)));
+    if let Some(size) = size {
+        made.parts.push(Part::new("times Σ|part_out|", size));
     }
     made
 }

@@ -464,13 +464,7 @@ impl<'a> Run<'a> {
     }
 
     /// Rows out of their parts, in float32.
-    fn merge(
-        &self,
-        form: Form,
-        (part_o, part_lse): (&Tensor, &Tensor),
-        o: &mut Tensor,
-        lse: &mut Tensor,
-    ) {
+    fn merge(&self, form: Form, (part_o, part_lse): (&Tensor, &Tensor), o: &mut Tensor, lse: &mut Tensor) {
         let (heads, parts) = (self.geometry().heads, self.plan().parts(form));
         let kernel = Kernel { sum: self.sum, c: 0.0, cast: None, seams: self.engine.seams };
         let part_rows = self.plan().part_rows(form);
