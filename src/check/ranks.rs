@@ -180,7 +180,8 @@ fn lost(fault: Option<&Fault>, ranks: Ranks) -> Result<Option<usize>, FaultError
 impl Judged {
     /// Adds what was found of some ranks alone.
     fn add(&mut self, other: Judged, ranks: Option<Vec<usize>>) {
-        (self.gates.extend(other.gates), self.cumulative.extend(other.cumulative));
+        self.gates.extend(other.gates);
+        self.cumulative.extend(other.cumulative);
         self.reference_cache = self.reference_cache.take().or(other.reference_cache);
         self.odd.extend(other.odd);
         let Some(ranks) = ranks else {

@@ -418,7 +418,7 @@ pub fn accuse(units: &mut Vec<Unit>, id: TensorId, what: String) {
 /// Puts units in the order of judgement.
 pub fn sort(units: &mut [Unit]) {
     // What is said of a tensor besides its values comes after them.
-    units.sort_by_key(|u| (u.which.order(), u.tensor != u.which.name(), u.phase));
+    units.sort_by_key(|u| (u.which.order(), u.tensor != u.which.name(), u.tensor, u.phase));
 }
 
 /// Everything that a unit was computed from: inputs, and those of what was not captured between them.

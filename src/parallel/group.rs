@@ -98,8 +98,8 @@ fn apart(a: &Rank, b: &Rank) -> Option<Differs> {
         return Some((None, format!("rank {} holds another {w} {than}", b.number)));
     }
     let whole = a.tensors.iter().filter(|(id, _)| tensor_is_whole(id.stage));
-    let pairs = whole.filter_map(|(id, x)| Some((id, x.as_ref()?, b.tensors.get(id)?.as_ref()?)));
-    pairs.filter(|(_, x, y)| (x.dtype, &x.shape, &x.bytes) != (y.dtype, &y.shape, &y.bytes)).next().map(
+    let mut pairs = whole.filter_map(|(id, x)| Some((id, x.as_ref()?, b.tensors.get(id)?.as_ref()?)));
+    pairs.find(|(_, x, y)| (x.dtype, &x.shape, &x.bytes) != (y.dtype, &y.shape, &y.bytes)).map(
         |(id, x, y)| {
             let what = if (x.dtype, &x.shape) == (y.dtype, &y.shape) {
                 let n = x.dtype.bytes();

@@ -2,8 +2,8 @@
 A weight that is not the file's: which other one it is.
 
 Weights are copies, so a hypothesis predicts every bit and is accepted only if all of them agree: rows or columns in another
-order, of heads or of ranks' shards ([`order`]), rows of another slot of the stack ([`slots`]), kv_b put together wrongly
-([`kv_b`]), the same bytes read with the other shape, another layer's weight, one quantised a second time, rows of zeros.
+order, of heads or of ranks' shards (`order`), rows of another slot of the stack (`slots`), kv_b put together wrongly
+(`kv_b`), the same bytes read with the other shape, another layer's weight, one quantised a second time, rows of zeros.
 */
 
 mod kv_b;
@@ -175,7 +175,7 @@ fn zeros<'p>(pair: &Pair<'p>, about: &About) -> Option<Guess<'p>> {
     let shard = pair.engine.rows() / about.ranks.max(1);
     let sharded = about.ranks > 1 && heads_of(pair.weight, about.geometry, pair.engine.rows()).is_some();
     let whose =
-        if sharded && wrong.len() == shard && wrong[0] % shard == 0 && wrong[shard - 1] - wrong[0] < shard {
+        if sharded && wrong.len() == shard && wrong[0].is_multiple_of(shard) && wrong[shard - 1] - wrong[0] < shard {
             format!(", rank {}'s", wrong[0] / shard)
         } else {
             String::new()
