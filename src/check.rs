@@ -637,7 +637,7 @@ fn reference(
     progress: &dyn Fn(&str),
     report: &mut LayerReport,
 ) -> Result<Option<f64>, CheckError> {
-    let mut sink = crate::engine::reference::Collect::new(saver.as_mut(), progress);
+    let mut sink = crate::engine::reference::Collect::new(saver.as_mut(), progress, options.route.is_none());
     if options.snapshot {
         let mut digests = Digests::before(&mut sink);
         ReferenceEngine.run(layer, case, &options.forms, &mut digests)?;
@@ -715,7 +715,9 @@ pub fn not_judged_by(engine: Option<EngineKind>, options: &Options) -> Vec<Strin
         all.push("tiles and the place of P's cast: no contract says where they are".to_string());
     }
     if options.route.is_some() {
-        all.push("the other form of each request: routed, each goes one way (--form both computes both)".into());
+        all.push(
+            "the other form of each request: routed, each goes one way (--form both computes both)".into(),
+        );
     }
     if options.forms.len() < 2 {
         let other = if options.forms.contains(&Form::Fused) { "absorbed" } else { "fused" };

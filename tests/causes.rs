@@ -85,7 +85,15 @@ fn case(requests: &[(usize, usize)], splits: usize, r: &mut Random) -> Case {
     Case {
         batch: batch.parse().unwrap(),
         regimes: vec![Regime::Random],
-        plan: Plan { positions, token_request, sequences, page_size: PAGE, pages: total, splits, ..Plan::default() },
+        plan: Plan {
+            positions,
+            token_request,
+            sequences,
+            page_size: PAGE,
+            pages: total,
+            splits,
+            ..Plan::default()
+        },
         given: Given { hidden, context },
         notes: Vec::new(),
     }

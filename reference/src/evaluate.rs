@@ -215,7 +215,9 @@ impl Evaluator<'_> {
             Stage::KvCNormed => self.norm(Stage::KvA, 0..g.latent, Weight::GKv, self.spec.eps_latent, visit),
             Stage::QA => self.project((stage, form), Stage::AttnIn, g.hidden, Weight::WQA, visit),
             Stage::KvA => self.project((stage, form), Stage::AttnIn, g.hidden, Weight::WKvA, visit),
-            Stage::QRaw if g.q_rank == 0 => self.project((stage, form), Stage::AttnIn, g.hidden, Weight::WQ, visit),
+            Stage::QRaw if g.q_rank == 0 => {
+                self.project((stage, form), Stage::AttnIn, g.hidden, Weight::WQ, visit)
+            }
             Stage::QRaw => self.project((stage, form), Stage::QANormed, g.q_rank, Weight::WQB, visit),
             Stage::PartOut => self.ranks(form, visit),
             Stage::Out if self.plan.joins(stage, form) => self.sum(form, visit),
@@ -535,11 +537,8 @@ impl Evaluator<'_> {
         let first = read.parts.map_or(rows.start, |(_, own)| own);
         let chunks = row_chunks(seq.tokens.len(), ROW_CHUNK);
         let wanted = |h: usize, i: usize| self.wanted.is_none_or(|w| w(first + i, h));
-        let heads: Vec<usize> = self
-            .some_heads()
-            .into_iter()
-            .filter(|h| chunks.iter().any(|c| wanted(*h, c.start)))
-            .collect();
+        let heads: Vec<usize> =
+            self.some_heads().into_iter().filter(|h| chunks.iter().any(|c| wanted(*h, c.start))).collect();
         if heads.is_empty() {
             return;
         }

@@ -147,9 +147,7 @@ impl Plan {
             Stage::Cache => self.pages * self.page_size,
             Stage::K | Stage::V => self.key_rows().map(|(_, s, _)| s.keys()).sum(),
             Stage::QLatent => self.latent_tokens(),
-            Stage::PartO | Stage::PartLse => {
-                form.map_or(0, |form| self.parts(form) * self.part_rows(form))
-            }
+            Stage::PartO | Stage::PartLse => form.map_or(0, |form| self.parts(form) * self.part_rows(form)),
             Stage::PartOut => self.ranks * self.rows(Stage::Out, form),
             Stage::OLatent | Stage::Lse | Stage::AttnOut | Stage::Out => {
                 self.attention_rows(form).map(|(_, s, _)| s.tokens.len()).sum()

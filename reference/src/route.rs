@@ -199,7 +199,10 @@ mod tests {
         assert!(ranges(2)[2..].iter().all(|r| r.is_empty()));
         assert_eq!(ranges(3), [0..3, 3..5, 5..5, 5..5]);
         let names = p.names(Stage::PartLse, Some(Form::Fused));
-        assert_eq!((names.len(), names[6].split, names[6].request, names[6].index), (20, Some(1), Some(1), 1));
+        assert_eq!(
+            (names.len(), names[6].split, names[6].request, names[6].index),
+            (20, Some(1), Some(1), 1)
+        );
         // The absorbed form has the splits alone.
         assert_eq!((p.parts(Form::Absorbed), p.part_rows(Form::Absorbed)), (2, 1));
         assert_eq!(p.merged(Some(Form::Fused), Phase::Prefill), (true, true));

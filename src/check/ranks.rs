@@ -12,10 +12,10 @@ use crate::fault::{Alter, Fault, FaultError, FaultyWeights, Kind};
 use crate::judge::{Settings, Unit, Verdict, Which, sort};
 use crate::model::list;
 use crate::model::{Layer, Stored};
-use crate::parallel::{Ranks, RanksError};
 use crate::parallel::gather::Gather;
 use crate::parallel::group::Gathered;
 use crate::parallel::heads::OfHeads;
+use crate::parallel::{Ranks, RanksError};
 use crate::report::ranks::{RankNorm, RankReport, RanksReport};
 use crate::trace::TensorId;
 use crate::written::keep;
@@ -190,8 +190,8 @@ impl Judged {
         let label = format!("rank{} {}", if ranks.len() > 1 { "s" } else { "" }, list(&ranks));
         self.units.extend(other.units.into_iter().map(|mut u| {
             u.tensor = keep(format!("{}@{label}", u.tensor));
-            if u.axes.first() == Some(&Axis::Rank) {
-                let among = format!("ranks are counted among {}", list(&ranks));
+            if u.axes.iter().any(|a| matches!(a, Axis::Rank | Axis::Head)) {
+                let among = format!("heads and ranks are counted among those of {label}");
                 u.note = Some(u.note.take().map_or(among.clone(), |n| format!("{n}; {among}")));
             }
             u

@@ -610,9 +610,8 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
     }
     let shown =
         [("--gates", args.gates), ("--cumulative", args.cumulative), ("--invariance", args.invariance)];
-    if let Some(flag) = shown
-        .iter()
-        .find_map(|(name, on)| (*on && engine == EngineKind::Reference).then_some(name))
+    if let Some(flag) =
+        shown.iter().find_map(|(name, on)| (*on && engine == EngineKind::Reference).then_some(name))
     {
         return Err(Failure::Input(format!(
             "engine reference is compared with nothing\n  where: {flag}\n  do: use --engine cpu, or leave {flag} out"

@@ -100,15 +100,17 @@ pub struct Collect<'a> {
     saver: Option<&'a mut Saver>,
     progress: &'a dyn Fn(&str),
     units: Vec<Unit>,
+    /// Whether forms compute the same rows, so that they must agree.
+    alike: bool,
     /// lse, attn_out and out of the first form.
     first: HashMap<Stage, Tensor>,
     apart: Option<f64>,
 }
 
 impl<'a> Collect<'a> {
-    /// With a place to write tensors to, or none.
-    pub fn new(saver: Option<&'a mut Saver>, progress: &'a dyn Fn(&str)) -> Collect<'a> {
-        Collect { saver, progress, units: Vec::new(), first: HashMap::new(), apart: None }
+    /// With a place to write tensors to, or none; `alike`: forms compute the same rows.
+    pub fn new(saver: Option<&'a mut Saver>, progress: &'a dyn Fn(&str), alike: bool) -> Collect<'a> {
+        Collect { saver, progress, units: Vec::new(), alike, first: HashMap::new(), apart: None }
     }
 
     /// Digests, and the largest difference between forms relative to the largest value.
@@ -132,7 +134,7 @@ impl Sink for Collect<'_> {
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         (self.progress)(&id.to_string());
         self.units.push(Unit::digest(id, tensor));
-        if matches!(id.stage, Stage::Lse | Stage::AttnOut | Stage::Out) {
+        if self.alike && matches!(id.stage, Stage::Lse | Stage::AttnOut | Stage::Out) {
             match self.first.remove(&id.stage) {
                 None => drop(self.first.insert(id.stage, tensor.clone())),
                 Some(other) => {

@@ -81,3 +81,55 @@ fn between(id: TensorId, variant: &Tensor, base: &Tensor, rows: &[usize], case: 
     d.relative_l2 = if squares == 0.0 { 0.0 } else { (squares / size).sqrt() };
     Some(d)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mla_numeric::DType;
+
+    fn tensor(rows: &[[f64; 2]]) -> Tensor {
+        let values: Vec<f64> = rows.iter().flatten().copied().collect();
+        Tensor {
+            dtype: DType::Bf16,
+            axes: Vec::new(),
+            shape: vec![rows.len(), 2],
+            rows: rows.len(),
+            cols: 2,
+            bytes: DType::Bf16.encode(&values),
+        }
+    }
+
+    /// Rows 1 and 0 of the base: an ulp of bf16 in [1, 2) is 2⁻⁷; √(2⁻¹⁴ / (1 + 4 + 9)) of NaN left out.
+    #[test]
+    fn differences_by_hand() {
+        let case = Case {
+            batch: "0+2".parse().unwrap(),
+            regimes: Vec::new(),
+            plan: mla_reference::Plan {
+                positions: vec![0, 1],
+                token_request: vec![0, 0],
+                sequences: Vec::new(),
+                page_size: 1,
+                pages: 1,
+                splits: 1,
+                ..mla_reference::Plan::default()
+            },
+            given: Default::default(),
+            notes: Vec::new(),
+        };
+        let base = tensor(&[[1.0, 2.0], [3.0, f64::NAN]]);
+        let id = TensorId::shared(Stage::KPe);
+        let same = between(id, &tensor(&[[3.0, f64::NAN], [1.0, 2.0]]), &base, &[1, 0], &case).unwrap();
+        assert_eq!((same.elements, same.differ, same.relative_l2, same.first), (4, 0, 0.0, None));
+        let step = f64::powi(2.0, -7);
+        let other = tensor(&[[3.0, f64::NAN], [1.0 + step, 2.0]]);
+        let d = between(id, &other, &base, &[1, 0], &case).unwrap();
+        assert_eq!((d.differ, d.ulps, d.not_finite), (1, 1.0, 0));
+        assert!((d.relative_l2 - step / 14f64.sqrt()).abs() < 1e-15, "{d:?}");
+        assert!(d.first.unwrap().starts_with("k_pe, request 0+2 token 0"));
+        let odd = between(id, &tensor(&[[f64::NAN, 2.0]]), &base, &[0], &case).unwrap();
+        assert_eq!((odd.differ, odd.not_finite), (1, 1));
+        assert!(between(id, &other, &base, &[0], &case).is_none());
+        assert!(between(id, &other, &base, &[0, 2], &case).is_none());
+    }
+}

@@ -85,11 +85,7 @@ pub struct Subject<'a> {
 }
 
 /// Runs every variant. Fails only where the engine is not there, or the base's options make no sense.
-pub fn all(
-    subject: &Subject,
-    kept: &Kept,
-    progress: &dyn Fn(&str),
-) -> Result<Vec<Variant>, CheckError> {
+pub fn all(subject: &Subject, kept: &Kept, progress: &dyn Fn(&str)) -> Result<Vec<Variant>, CheckError> {
     let base = variants::Base {
         case: subject.case,
         kept,
@@ -147,7 +143,9 @@ fn run(
     let judged = check::judge(layer, &changed.case, options, engine, beside, progress);
     let units = match judged {
         Ok(judged) => judged.units,
-        Err(CheckError::Engine(EngineError::Broke(what))) => return Ok(variant(row, Outcome::Broke { what })),
+        Err(CheckError::Engine(EngineError::Broke(what))) => {
+            return Ok(variant(row, Outcome::Broke { what }));
+        }
         Err(CheckError::Fault(e)) => {
             let what = e.to_string();
             let why = format!("the deliberate fault: {}", what.lines().next().unwrap_or_default());
@@ -194,9 +192,10 @@ fn of_forms(row: &Row, subject: &Subject, kept: &Kept) -> Variant {
 /// Where a fault is: parts of an attention are the attention, whatever they are called with or without splits.
 fn site(u: &Unit) -> (Option<Form>, &'static str) {
     match u.which {
-        Which::Tensor(TensorId { stage: Stage::PartO | Stage::PartLse | Stage::OLatent | Stage::Lse, form }) => {
-            (form, "attention")
-        }
+        Which::Tensor(TensorId {
+            stage: Stage::PartO | Stage::PartLse | Stage::OLatent | Stage::Lse,
+            form,
+        }) => (form, "attention"),
         Which::Tensor(TensorId { stage: Stage::AttnOut, form: form @ Some(Form::Fused) }) => {
             (form, "attention")
         }
@@ -244,9 +243,9 @@ fn direct(row: &Row, base: &LayerReport, tensors: &[Difference]) -> Option<Outco
                 d.title()
             )],
         }),
-        (Demand::Rounding, _) if !accused(base).is_empty() && row.name == "forms" => {
-            Some(Outcome::AsBase { what: "the base run has a fault: its forms are not held against each other".into() })
-        }
+        (Demand::Rounding, _) if !accused(base).is_empty() && row.name == "forms" => Some(Outcome::AsBase {
+            what: "the base run has a fault: its forms are not held against each other".into(),
+        }),
         _ => None,
     }
 }

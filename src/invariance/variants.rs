@@ -52,12 +52,7 @@ pub static TABLE: &[Row] = &[
     }),
 ];
 
-const fn row(
-    name: Name,
-    changes: Name,
-    demands: Demand,
-    make: fn(&Base) -> Result<Made, String>,
-) -> Row {
+const fn row(name: Name, changes: Name, demands: Demand, make: fn(&Base) -> Result<Made, String>) -> Row {
     Row { name, changes, demands, make }
 }
 
@@ -259,4 +254,145 @@ fn one_by_one(base: &Base) -> Result<Made, String> {
     // Pieces of one request each have pages of their own.
     let case = repaged(alone, case.plan.page_size, base.seed);
     Ok(Made::Run(Box::new(Changed { case, origin })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::Tensor;
+    use mla_numeric::DType;
+
+    /// Two regimes, three requests (0+3, 4+1, 2+2), pages of 2 slots; every value says where it stood.
+    fn case() -> Case {
+        let batch: Batch = "0+3,4+1,2+2".parse().unwrap();
+        let (mut positions, mut token_request, mut sequences, mut context) = (vec![], vec![], vec![], vec![]);
+        let mut ranges = Vec::new();
+        for (i, r) in batch.0.iter().enumerate() {
+            ranges.push(positions.len()..positions.len() + r.new);
+            positions.extend((r.context..r.total()).map(|p| p as u64));
+            token_request.extend(std::iter::repeat_n(i, r.new));
+        }
+        for (n, regime) in Regime::ALL.into_iter().enumerate() {
+            for (i, r) in batch.0.iter().enumerate().filter(|(_, r)| n == 0 || r.context > 0) {
+                let tokens = ranges[i].clone();
+                sequences.push(Sequence { request: i, regime, tokens, context: r.context, slots: vec![] });
+                context.push(Array2::from_shape_fn((r.context, 2), |(p, c)| {
+                    (1000 * (n + 1) + 100 * i + 10 * p + c) as f64
+                }));
+            }
+        }
+        let pages = needed(&sequences, 2) + 3;
+        lay_out(&mut sequences, 2, pages, Stream::new(0, PAGES, 0));
+        let hidden = Array2::from_shape_fn((positions.len(), 1), |(t, _)| t as f64);
+        let plan = Plan { positions, token_request, sequences, page_size: 2, pages, splits: 1, ..Plan::default() };
+        let regimes = Regime::ALL.to_vec();
+        Case { batch, regimes, plan, given: Given { hidden, context }, notes: Vec::new() }
+    }
+
+    fn run(made: Result<Made, String>) -> Changed {
+        match made {
+            Ok(Made::Run(changed)) => *changed,
+            _ => panic!("nothing to run"),
+        }
+    }
+
+    /// Nobody shares a slot, and all lie in the pool.
+    fn slots_are_sound(case: &Case) {
+        let mut slots: Vec<usize> = case.plan.sequences.iter().flat_map(|s| s.slots.clone()).collect();
+        slots.sort_unstable();
+        let n = slots.len();
+        slots.dedup();
+        assert!(slots.len() == n && slots[n - 1] < case.plan.pages * case.plan.page_size);
+        assert!(case.plan.sequences.iter().all(|s| s.slots.len() == s.keys()));
+    }
+
+    #[test]
+    fn reversed_requests_keep_what_is_theirs() {
+        let base = case();
+        let Changed { case: other, origin } = run(reversed(&base));
+        assert_eq!(other.batch.to_string(), "2+2,4+1,0+3");
+        assert_eq!(origin.tokens, [4, 5, 3, 0, 1, 2]);
+        assert_eq!(other.plan.token_request, [0, 0, 1, 2, 2, 2]);
+        assert_eq!(other.given.hidden.column(0).to_vec(), [4.0, 5.0, 3.0, 0.0, 1.0, 2.0]);
+        assert_eq!(other.plan.positions, [2, 3, 4, 0, 1, 2]);
+        // Rows of attention of the base: 3 + 1 + 2 random, 1 + 2 peaked.
+        assert_eq!(origin.attention, [4, 5, 3, 0, 1, 2, 7, 8, 6]);
+        slots_are_sound(&other);
+        for (at, s) in other.plan.sequences.iter().enumerate() {
+            let mine = |b: &&Sequence| (2 - b.request, b.regime) == (s.request, s.regime);
+            let from = base.plan.sequences.iter().position(|b| mine(&b)).unwrap();
+            assert_eq!(s.slots, base.plan.sequences[from].slots);
+            assert_eq!(other.given.context[at], base.given.context[from]);
+        }
+        let Changed { case: back, .. } = run(reversed(&other));
+        assert_eq!(back.given.hidden, base.given.hidden);
+        assert_eq!(back.given.context, base.given.context);
+    }
+
+    #[test]
+    fn a_mirrored_pool_moves_every_page() {
+        for more in [0, 1] {
+            let mut base = case();
+            base.plan.pages += more;
+            let other = mirrored(&base);
+            slots_are_sound(&other);
+            for (a, b) in base.plan.sequences.iter().zip(&other.plan.sequences) {
+                assert!(a.slots.iter().zip(&b.slots).all(|(a, b)| a / 2 != b / 2 && a % 2 == b % 2));
+            }
+        }
+    }
+
+    #[test]
+    fn other_pages_hold_the_same_keys() {
+        let other = repaged(case(), 16, 3);
+        slots_are_sound(&other);
+        assert_eq!(other.plan.page_size, 16);
+        assert!(other.plan.sequences.iter().all(|s| s.slots.windows(2).all(|w| w[1] == w[0] + 1)));
+        assert!(other.plan.pages > needed(&other.plan.sequences, 16));
+    }
+
+    /// Token i of 2+2 stands on the two context rows and on what the base wrote for the tokens before it.
+    #[test]
+    fn tokens_one_by_one_stand_on_what_the_base_wrote() {
+        let base = case();
+        let mut kept = Kept::new();
+        for (stage, add) in [(Stage::KvCNormed, 0.25), (Stage::KPe, 0.5)] {
+            let mut t = Tensor {
+                dtype: DType::F32,
+                axes: Vec::new(),
+                shape: vec![6, 1],
+                rows: 6,
+                cols: 1,
+                bytes: vec![0; 24],
+            };
+            (0..6).for_each(|r| t.set(r, 0, r as f64 + add));
+            kept.insert(TensorId::shared(stage), t);
+        }
+        let engine = crate::engine::reference::ReferenceEngine;
+        let subject = Base { case: &base, kept: &kept, engine: &engine, forms: &Form::ALL, seed: 0 };
+        let Changed { case: alone, origin } = run(one_by_one(&subject));
+        assert_eq!(alone.batch.to_string(), "0+1,1+1,2+1,2+1,3+1");
+        assert_eq!(origin.tokens, [0, 1, 2, 4, 5]);
+        assert_eq!(alone.plan.positions, [0, 1, 2, 2, 3]);
+        assert_eq!(origin.attention, [0, 1, 2, 4, 5, 7, 8]);
+        slots_are_sound(&alone);
+        let rows = |at: usize| alone.given.context[at].iter().copied().collect::<Vec<_>>();
+        assert_eq!(rows(2), [0.25, 0.5, 1.25, 1.5]);
+        assert_eq!(rows(4), [1200.0, 1201.0, 1210.0, 1211.0, 4.25, 4.5]);
+        assert_eq!(rows(6), [2200.0, 2201.0, 2210.0, 2211.0, 4.25, 4.5]);
+    }
+
+    #[test]
+    fn samples_have_both_ends() {
+        assert_eq!(sample(5, 16), [0, 1, 2, 3, 4]);
+        assert_eq!(sample(64, 8), [0, 9, 18, 27, 36, 45, 54, 63]);
+        assert_eq!(sample(64, 2), [0, 63]);
+    }
+
+    #[test]
+    fn names_are_told_apart() {
+        for (i, row) in TABLE.iter().enumerate() {
+            assert!(TABLE[..i].iter().all(|r| r.name != row.name) && row.name.len() <= 11, "{}", row.name);
+        }
+    }
 }

@@ -244,7 +244,7 @@ impl<'a> Session<'a> {
             let about = cause::weight::About {
                 geometry: &self.layer.spec.geometry,
                 layer: Some(self.layer.weights),
-                ranks: self.case.plan.ranks,
+                ranks: self.case.plan.ranks.max(1),
                 others: self.others,
             };
             unit.diagnosis = Some(cause::weight::search(weight, pair, dtype, &about));

@@ -1,8 +1,8 @@
 /*! Variants of a run in the report: what came out of each, in numbers and in words. */
 
+use super::LayerReport;
 use super::finding::short;
 use super::terminal::{paint, wrapped};
-use super::LayerReport;
 use crate::judge::Verdict;
 use crate::written::{self, Name};
 use mla_reference::Form;
@@ -125,12 +125,18 @@ impl Difference {
 
     fn figures(&self) -> String {
         let share = 100.0 * self.differ as f64 / self.elements.max(1) as f64;
-        let ulps = if self.ulps == 0.0 { String::new() } else { format!(", up to {} ulps", short(self.ulps)) };
+        let ulps =
+            if self.ulps == 0.0 { String::new() } else { format!(", up to {} ulps", short(self.ulps)) };
         let odd = match self.not_finite {
             0 => String::new(),
             n => format!(", {n} finite on one side only"),
         };
-        format!("{} % of {} elements{ulps}, relative L2 {}{odd}", short(share), self.elements, short(self.relative_l2))
+        format!(
+            "{} % of {} elements{ulps}, relative L2 {}{odd}",
+            short(share),
+            self.elements,
+            short(self.relative_l2)
+        )
     }
 }
 
@@ -262,7 +268,7 @@ pub(super) fn text(out: &mut String, l: &LayerReport, width: usize) {
     let hidden = rounding.filter_map(|v| Some(format!("{}: {}", v.name, v.hidden()?)));
     let hidden: Vec<String> = hidden.collect();
     if !hidden.is_empty() {
-        wrapped(out, "could have hidden: ", &hidden.join("; "), width);
+        wrapped(out, "could have hidden in one tensor: ", &hidden.join("; "), width);
     }
 }
 

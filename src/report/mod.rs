@@ -30,8 +30,8 @@ use crate::judge::watch::GateReport;
 use crate::judge::{Budget, ScalarDifference, Unit, Verdict};
 use crate::model::{Layout, Model, Stored};
 use crate::probe::Probe;
-use crate::snapshot::{Digest, Kept, State};
 use crate::report::ranks::RanksReport;
+use crate::snapshot::{Digest, Kept, State};
 use crate::trace::TensorId;
 use crate::written::{self, Name};
 use mla_reference::{Contract, Geometry, RowName};
@@ -282,7 +282,12 @@ impl CaseReport {
             ("routed", text)
         });
         let chunks = self.context_chunk.map(|n| {
-            ("chunks", format!("contexts of prefills in chunks of {n} keys, merged with the new tokens (fused form)"))
+            (
+                "chunks",
+                format!(
+                    "contexts of prefills in chunks of {n} keys, merged with the new tokens (fused form)"
+                ),
+            )
         });
         routed.into_iter().chain(chunks).collect()
     }

@@ -37,7 +37,7 @@ const COMPILES: &str = "compiled_here";
 const BISECTS: &str = "bisection";
 
 /// Tests of GPUs alone.
-const OWN: [(&str, fn()); 15] = [
+const OWN: [(&str, fn()); 17] = [
     ("description", description),
     ("guards", guards),
     ("marks", marks),
@@ -48,6 +48,8 @@ const OWN: [(&str, fn()); 15] = [
     ("hung_kernel", hung_kernel),
     ("deepseek_v3_heads", || planted::clean(&planted::report(EngineKind::Cuda, planted::FILES[0], |_| ()))),
     ("glm_5_heads", || planted::clean(&planted::report(EngineKind::Cuda, planted::FILES[1], |_| ()))),
+    ("ranks", || planted::ranks(EngineKind::Cuda)),
+    ("routed_requests", || planted::routed(EngineKind::Cuda)),
     ("phantom_buffer", || planted::found(EngineKind::Cuda, &planted::PLANTED[0])),
     ("skipped_row", || planted::found(EngineKind::Cuda, &planted::PLANTED[1])),
     ("wrong_page", || planted::found(EngineKind::Cuda, &planted::PLANTED[2])),
@@ -55,7 +57,7 @@ const OWN: [(&str, fn()); 15] = [
     (BISECTS, || bisect::kernels("cuda")),
 ];
 /// Of these, the tests of the engine: their kernels are compiled where they run.
-const ENGINE: usize = 7;
+const ENGINE: usize = 9;
 
 /// Names of the tests of the engine.
 #[allow(dead_code)] // who has no GPU leaves them out by name

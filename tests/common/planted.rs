@@ -2,6 +2,7 @@
 
 use mla_check::check::{self, EngineKind, Options};
 use mla_check::engine::kernels::library::Library;
+use mla_check::engine::stack::QkvA;
 use mla_check::judge::{Verdict, origins};
 use mla_check::model::Model;
 use mla_check::report::LayerReport;
@@ -92,6 +93,22 @@ pub fn clean(report: &LayerReport) {
     let worst: Vec<_> = origins(&report.tensors).map(|u| (u.title(), &u.evidence)).collect();
     let good = matches!(report.verdict, Verdict::Rounding | Verdict::Exact);
     assert!(good, "{:?} {worst:?} {:?}", report.verdict, report.probes);
+}
+
+/// Ranks of tensor parallelism with a stacked projection, in both forms: rounding.
+#[allow(dead_code)] // too long for the PTX machine
+pub fn ranks(engine: EngineKind) {
+    for (file, tp) in [(FILES[0], 2), (FILES[1], 2), (FILES[1], 4)] {
+        clean(&report(engine, file, |o| (o.tp, o.qkv_a) = (tp, QkvA::Stacked)));
+    }
+}
+
+/// Requests that each go one way, contexts in chunks: rounding.
+#[allow(dead_code)] // too long for the PTX machine
+pub fn routed(engine: EngineKind) {
+    for (file, chunk, tp) in [(FILES[0], None, 1), (FILES[0], Some(7), 2), (FILES[1], Some(64), 4)] {
+        clean(&report(engine, file, |o| (o.route, o.context_chunk, o.tp) = (Some(5), chunk, tp)));
+    }
 }
 
 /// What a small run says of a copy of some kernel files with texts replaced.

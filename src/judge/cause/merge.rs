@@ -70,7 +70,7 @@ fn bases<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     ]
 }
 
-/// Splits left out, taken twice, or with each other's lse.
+/// Splits, or chunks of a context, left out, taken twice, or with each other's lse.
 fn parts<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     let Some(form) = scene.id.form else { return Vec::new() };
     let (splits, decode) = (scene.of.case.plan.parts(form), scene.of.case.plan.part_rows(form));
@@ -86,18 +86,19 @@ fn parts<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
             block
         })
     };
+    let part = if scene.phase == Phase::Decode { "split" } else { "chunk" };
     let mut all = Vec::new();
     for s in 0..splits {
         let gone = lse(Box::new(move |split, v| if split == s { f64::NEG_INFINITY } else { v }));
-        let text = format!("split {s} of {splits} is left out of the merge");
-        all.push(Hypothesis::new(FAMILY, format!("split {s} missing"), text, gone));
+        let text = format!("{part} {s} of {splits} is left out of the merge");
+        all.push(Hypothesis::new(FAMILY, format!("{part} {s} missing"), text, gone));
         let double = lse(Box::new(move |split, v| if split == s { v + LN_2 } else { v }));
-        let text = format!("split {s} of {splits} is merged twice");
-        all.push(Hypothesis::new(FAMILY, format!("split {s} twice"), text, double));
+        let text = format!("{part} {s} of {splits} is merged twice");
+        all.push(Hypothesis::new(FAMILY, format!("{part} {s} twice"), text, double));
         if splits > 2 {
             let alone = lse(Box::new(move |split, v| if split == s { v } else { f64::NEG_INFINITY }));
-            let text = format!("split {s} of {splits} alone is taken, the others are not merged");
-            all.push(Hypothesis::new(FAMILY, format!("split {s} alone"), text, alone));
+            let text = format!("{part} {s} of {splits} alone is taken, the others are not merged");
+            all.push(Hypothesis::new(FAMILY, format!("{part} {s} alone"), text, alone));
         }
     }
     // Outputs with the lse of another split.
@@ -115,8 +116,8 @@ fn parts<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
                 whole.select(ndarray::Axis(0), &from)
             },
         );
-        let text = format!("outputs of splits are merged with the lse of others: {name}");
-        all.push(Hypothesis::new(FAMILY, format!("lse of splits {name}"), text, change));
+        let text = format!("outputs of {part}s are merged with the lse of others: {name}");
+        all.push(Hypothesis::new(FAMILY, format!("lse of {part}s {name}"), text, change));
     }
     all
 }
