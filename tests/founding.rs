@@ -13,7 +13,7 @@ mod common;
 
 use common::fixture;
 use common::small::{G, REQUESTS, case, spec, with_layer};
-use mla_check::check::{self, CheckError, EngineKind, Judged, Options};
+use mla_check::check::{self, Beside, CheckError, EngineKind, Judged, Options};
 use mla_check::engine::cpu::{CpuEngine, Gain, Seams};
 use mla_check::engine::stack::QkvA;
 use mla_check::engine::{Engine, Sink, SinkError};
@@ -321,7 +321,7 @@ fn said(u: &Unit) -> String {
 fn judged(path: &std::path::Path, o: &Options) -> Judged {
     with(path, o, |layer, case| {
         let engine = check::engine(o).unwrap();
-        check::judge(layer, case, o, engine.as_ref(), check::Beside::default(), &|_| ()).unwrap()
+        check::judge(layer, case, o, engine.as_ref(), Beside::default(), &|_| ()).unwrap()
     })
 }
 

@@ -25,8 +25,19 @@ use mla_reference::{Accumulate, Contract, Form, GgmlType, Phase, Stage, WEIGHTS,
 use std::path::Path;
 
 const BATCH: &str = "0+5,0+1,20+3,17+1";
-const NAMES: [&str; 8] =
-    ["order", "pages", "page-size", "splits-1", "splits-2", "splits-5", "one-by-one", "forms"];
+const NAMES: [&str; 11] = [
+    "order",
+    "pages",
+    "page-size",
+    "splits-1",
+    "splits-2",
+    "splits-5",
+    "one-by-one",
+    "chunks",
+    "routed",
+    "tp",
+    "forms",
+];
 
 /// One layer: hidden 64, 3 heads of 24 + 8 and 32, query rank 32, latent 32; float32, rows of length √3.
 fn write(path: &Path) {
@@ -109,9 +120,10 @@ fn words(report: &LayerReport) -> Vec<(&'static str, &'static str)> {
 fn elements(name: &str) -> u64 {
     // Tokens 5 + 1 + 3 + 1; rows of attention: those, and requests with context again (3 + 1).
     let (tokens, rows) = if name == "one-by-one" { (8, 11) } else { (10, 14) };
-    // kv_c_normed, k_pe, q; lse, attn_out and out of two forms.
+    // kv_c_normed, k_pe, q; lse, attn_out and out of two forms, or of one where each request goes one way.
     match name {
         "forms" => rows * (3 + 96 + 64),
+        "routed" => tokens * (32 + 8 + 96) + rows * (3 + 96 + 64),
         _ => tokens * (32 + 8 + 96) + 2 * rows * (3 + 96 + 64),
     }
 }
@@ -128,7 +140,7 @@ fn a_correct_engine_has_bits_or_rounding_in_every_variant() {
             // Nothing of the CPU engine depends on order, on pages or on whether a token stands alone.
             let wanted = match v.name {
                 "splits-1" => "not applicable",
-                "order" | "pages" | "page-size" | "one-by-one" => "bits",
+                "order" | "pages" | "page-size" | "one-by-one" | "routed" => "bits",
                 _ => "rounding",
             };
             assert_eq!(v.word(), wanted, "{dtype} {}: {v:?}", v.name);
@@ -142,7 +154,42 @@ fn a_correct_engine_has_bits_or_rounding_in_every_variant() {
         let lse = split.tensors.iter().find(|t| t.tensor == "lse" && t.differ > 0);
         assert!(lse.is_some(), "{dtype}: {split:?}");
         assert!(split.tensors.iter().filter(|t| t.form.is_none()).all(|t| t.differ == 0), "{split:?}");
+        // Contexts are read in chunks by the fused form alone; ranks meet in the output alone.
+        let differ = |name: &str| {
+            let all = of(&report, name).tensors.iter().filter(|t| t.differ > 0);
+            all.map(|t| (t.form, t.tensor)).collect::<Vec<_>>()
+        };
+        assert!(
+            differ("chunks").iter().all(|(form, _)| *form == Some(Form::Fused)),
+            "{:?}",
+            differ("chunks")
+        );
+        assert!(differ("tp").iter().all(|(_, tensor)| *tensor == "out"), "{:?}", differ("tp"));
     }
+}
+
+/// A base that is routed, in chunks and on ranks itself: variants are the way back, and rows that went another way are compared too.
+#[test]
+fn a_base_that_is_cut_is_held_against_the_whole() {
+    let cut = Options { route: Some(1), context_chunk: Some(7), tp: 3, ..options(DType::Bf16) };
+    let report = layer_with(&model(), 0, &cut, &cpu(DType::Bf16), &|_| ()).unwrap();
+    assert_eq!(origins(&report.tensors).count(), 0);
+    for v in &report.invariance {
+        let wanted: &[&str] = match v.name {
+            "splits-1" | "forms" => &["not applicable"],
+            "order" | "pages" | "page-size" | "routed" => &["bits", "rounding"],
+            _ => &["rounding"],
+        };
+        assert!(wanted.contains(&v.word()), "{}: {v:?}", v.name);
+    }
+    for name in ["order", "pages", "page-size"] {
+        assert_eq!(of(&report, name).word(), "bits", "{name}");
+    }
+    // Prefills went through the fused form, their tokens alone go through the absorbed one.
+    let one = of(&report, "one-by-one");
+    let attn_out = one.tensors.iter().find(|t| t.tensor == "attn_out").unwrap();
+    assert_eq!((attn_out.form, attn_out.elements), (Some(Form::Absorbed), 11 * 96), "{one:?}");
+    assert!(attn_out.relative_l2 < 2e-2, "{one:?}");
 }
 
 /// The same on a model of the repository, through the options that the command line makes.
@@ -154,7 +201,8 @@ fn a_model_of_the_repository_is_invariant() {
     assert_eq!(report.verdict, Verdict::Rounding);
     for v in &report.invariance {
         let wanted = match v.name {
-            "splits-1" | "forms" => "not applicable",
+            "splits-1" | "forms" | "chunks" | "routed" => "not applicable",
+            "tp" => "rounding",
             _ => "bits",
         };
         assert_eq!(v.word(), wanted, "{}: {v:?}", v.name);
@@ -176,7 +224,7 @@ fn kernels_on_the_ptx_machine_are_clean_in_every_variant() {
     assert_ne!(report.verdict, Verdict::Fault, "{:?}", report.invariance);
     for v in &report.invariance {
         let wanted: &[&str] = match v.name {
-            "splits-1" | "forms" => &["not applicable"],
+            "splits-1" | "forms" | "chunks" | "routed" => &["not applicable"],
             "order" | "pages" | "page-size" => &["bits"],
             _ => &["bits", "rounding"],
         };
@@ -282,8 +330,9 @@ fn first_page_table(case: &mut Case) {
 
 /// The last split is not merged.
 fn last_split_dropped(case: &Case, id: TensorId, t: &mut Tensor) {
-    if id.stage == Stage::PartLse {
-        let (rows, bits) = (case.plan.part_rows(id.form.unwrap_or(Form::Absorbed)), t.dtype.to_bits(f64::NEG_INFINITY));
+    let rows = id.form.map_or(0, |form| case.plan.part_rows(form));
+    if id.stage == Stage::PartLse && case.plan.splits > 1 {
+        let bits = t.dtype.to_bits(f64::NEG_INFINITY);
         for row in t.rows - rows..t.rows {
             (0..t.cols).for_each(|col| t.set_bits(row, col, bits));
         }

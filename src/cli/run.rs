@@ -728,14 +728,19 @@ pub(super) fn attention(
 /// stands in memory at once: drawn context rows in float64, and keys and values at engine and judge.
 fn room(g: &Geometry, o: &Options) -> Result<(), Failure> {
     let Some(free) = devices::memory("MemAvailable:") else { return Ok(()) };
-    let (mut context, mut keys) = (0, 0);
+    let (mut context, mut keys, mut part_rows) = (0, 0, 0);
     for r in &o.batch.0 {
         let times = if r.context > 0 { o.regimes.len() } else { 1 };
+        let fused = o.forms.contains(&Form::Fused) && o.route.is_none_or(|most| r.new > most);
+        let a_key = if fused { g.heads * (g.key() + g.value) } else { g.cache() };
         context += times * r.context;
-        keys += times * r.total();
+        keys += times * r.total() * a_key;
+        part_rows += if fused && r.new > 1 && r.context > 0 { times * r.new } else { 0 };
     }
-    let a_key = if o.forms.contains(&Form::Fused) { g.heads * (g.key() + g.value) } else { g.cache() };
-    let need = (context * g.cache() * 8 + 2 * keys * a_key * o.dtype.bytes()) as u64;
+    // Each chunk of a context has a float32 result of all rows.
+    let parts =
+        o.context_chunk.map_or(0, |n| o.batch.parts(o.route, n)) * part_rows * g.heads * (g.value + 1);
+    let need = (context * g.cache() * 8 + 2 * (keys * o.dtype.bytes() + parts * 4)) as u64;
     if need <= free {
         return Ok(());
     }

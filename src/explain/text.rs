@@ -1,7 +1,7 @@
 /*! An [`Explanation`] for people: what it is first, then how it comes about, then what both values are. */
 
 use super::{Explanation, Key, Operand, Sum, Term};
-use mla_reference::Axis;
+use mla_reference::{Axis, Phase};
 use std::fmt::Write;
 
 /// Columns of a lead word.
@@ -114,7 +114,8 @@ fn row(e: &Explanation) -> Option<String> {
         text += &format!(", {}", p.name());
     }
     if let Some(s) = e.row.split {
-        text += &format!(", split {s}");
+        let word = if e.row.phase == Some(Phase::Prefill) { "part" } else { "split" };
+        text += &format!(", {word} {s}");
     }
     if let Some(r) = e.row.rank {
         text += &format!(", rank {r}");

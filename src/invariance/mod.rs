@@ -90,6 +90,7 @@ pub fn all(subject: &Subject, kept: &Kept, progress: &dyn Fn(&str)) -> Result<Ve
         case: subject.case,
         kept,
         engine: subject.engine,
+        layer: subject.layer,
         forms: &subject.options.forms,
         seed: subject.options.seed,
     };
@@ -138,7 +139,7 @@ fn run(
     let settings = Settings { budget, ..settings.clone() };
     // What was asked about the base run is not asked again.
     let options = &Options { gates: Vec::new(), cumulative: false, hidden: None, ..options.clone() };
-    let mut against = Against { kept, case, origin: &changed.origin, found: Vec::new() };
+    let mut against = Against { kept, case, changed, found: Vec::new() };
     let beside = check::Beside { settings, recorder: Some(&mut against), others };
     let judged = check::judge(layer, &changed.case, options, engine, beside, progress);
     let units = match judged {
@@ -189,17 +190,15 @@ fn of_forms(row: &Row, subject: &Subject, kept: &Kept) -> Variant {
     Variant { hidden_gain: twice(gain), hidden_scale: twice(scale), tensors, ..variant(row, outcome) }
 }
 
-/// Where a fault is: parts of an attention are the attention, whatever they are called with or without splits.
+/// Where a fault is: parts of an attention are the attention, whatever they are called with or without splits, and parts of the
+/// output the output.
 fn site(u: &Unit) -> (Option<Form>, &'static str) {
-    match u.which {
-        Which::Tensor(TensorId {
-            stage: Stage::PartO | Stage::PartLse | Stage::OLatent | Stage::Lse,
-            form,
-        }) => (form, "attention"),
-        Which::Tensor(TensorId { stage: Stage::AttnOut, form: form @ Some(Form::Fused) }) => {
-            (form, "attention")
-        }
-        _ => (u.form, u.tensor),
+    let Which::Tensor(TensorId { stage, form }) = u.which else { return (u.form, u.tensor) };
+    match (stage, form) {
+        (Stage::PartO | Stage::PartLse | Stage::OLatent | Stage::Lse, _)
+        | (Stage::AttnOut, Some(Form::Fused)) => (form, "attention"),
+        (Stage::PartOut, _) => (form, Stage::Out.name()),
+        _ => (form, stage.name()),
     }
 }
 

@@ -9,6 +9,8 @@ use super::Kept;
 use crate::case::pages::{lay_out, needed};
 use crate::case::{Batch, Case, Request, Stream};
 use crate::engine::Engine;
+use crate::model::Layer;
+use crate::parallel::Ranks;
 use crate::probe;
 use crate::report::invariance::Demand;
 use crate::trace::TensorId;
@@ -31,7 +33,12 @@ pub struct Row {
 
 /// All variants, in the order of reports.
 pub static TABLE: &[Row] = &[
-    row("order", "requests in reverse order", Demand::Rounding, |b| reversed(b.case)),
+    row(
+        "order",
+        "requests in reverse order (decodes first, where requests are routed)",
+        Demand::Rounding,
+        |b| reversed(b.case),
+    ),
     row("pages", "every page at another place of the pool", Demand::Bits, |b| {
         Ok(Made::Run(Box::new(Changed { origin: Origin::same(b.case), case: mirrored(b.case) })))
     }),
@@ -44,10 +51,24 @@ pub static TABLE: &[Row] = &[
     row("splits-2", "keys of a decode step in 2 splits", Demand::Rounding, |b| split(b, 2)),
     row("splits-5", "keys of a decode step in 5 splits", Demand::Rounding, |b| split(b, 5)),
     row("one-by-one", "tokens of a prefill as requests of one token", Demand::Rounding, one_by_one),
+    row(
+        "chunks",
+        "contexts of prefills in 3 chunks, or in one go where the base has chunks",
+        Demand::Rounding,
+        chunked,
+    ),
+    row(
+        "routed",
+        "decodes absorbed, prefills fused; or both both ways where the base is routed",
+        Demand::Rounding,
+        routed,
+    ),
+    row("tp", "the heads on several ranks, or on one where the base has several", Demand::Rounding, ranks),
     row("forms", "the absorbed form beside the fused one, in the base run", Demand::Rounding, |b| {
-        match Form::ALL.iter().all(|f| b.forms.contains(f)) {
-            true => Ok(Made::Forms),
-            false => Err("only one form ran".into()),
+        both_forms(b)?;
+        match b.case.plan.route.threshold {
+            None => Ok(Made::Forms),
+            Some(_) => Err("each request went one way".into()),
         }
     }),
 ];
@@ -64,6 +85,8 @@ pub struct Base<'a> {
     pub kept: &'a Kept,
     /// The engine.
     pub engine: &'a dyn Engine,
+    /// The layer.
+    pub layer: &'a Layer<'a>,
     /// Forms that it ran.
     pub forms: &'a [Form],
     /// Seed of everything drawn.
@@ -89,23 +112,25 @@ pub struct Changed {
 /// Of each row of a variant the base's row that it must agree with.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// New tokens.
+    /// The base's row of each new token.
     pub tokens: Vec<usize>,
-    /// Rows of attention: new tokens, sequence after sequence.
-    pub attention: Vec<usize>,
+    /// The base's sequence of each sequence, and which of its new tokens is the first.
+    pub sequences: Vec<(usize, usize)>,
 }
 
 impl Origin {
     /// Of a case with the base's rows.
     pub fn same(case: &Case) -> Origin {
-        let rows = case.plan.rows(Stage::Out, None);
-        Origin { tokens: (0..case.plan.tokens()).collect(), attention: (0..rows).collect() }
+        let sequences = (0..case.plan.sequences.len()).map(|i| (i, 0)).collect();
+        Origin { tokens: (0..case.plan.tokens()).collect(), sequences }
     }
+}
 
-    /// Rows of a stage.
-    pub fn of(&self, stage: Stage) -> &[usize] {
-        if stage < Stage::Cache { &self.tokens } else { &self.attention }
-    }
+/// A run of the base's case with something else in its plan.
+fn replanned(base: &Base, change: impl FnOnce(&mut Plan)) -> Result<Made, String> {
+    let mut case = base.case.clone();
+    change(&mut case.plan);
+    Ok(Made::Run(Box::new(Changed { origin: Origin::same(base.case), case })))
 }
 
 /// Tokens of a request of the base, on top of all tokens before them.
@@ -119,8 +144,13 @@ struct Piece {
 fn of_pieces(case: &Case, pieces: &[Piece], written: &dyn Fn(usize) -> Vec<f64>) -> Changed {
     let plan = &case.plan;
     let of = |request: usize, regime: Regime| {
-        plan.attention_rows(None).find(|(_, s, _)| (s.request, s.regime) == (request, regime))
+        let mut all = plan.sequences.iter().enumerate();
+        all.find(|(_, s)| (s.request, s.regime) == (request, regime))
     };
+    // Where requests are routed, the absorbed form's come first.
+    let absorbed = |p: &&Piece| plan.route.threshold.is_none_or(|most| p.new.len() <= most);
+    let (first, then): (Vec<&Piece>, Vec<&Piece>) = pieces.iter().partition(absorbed);
+    let pieces = [first, then].concat();
     let (mut requests, mut ranges, mut tokens, mut token_request) = (vec![], vec![], vec![], vec![]);
     for (i, p) in pieces.iter().enumerate() {
         let context = case.batch.0.get(p.request).map_or(0, |r| r.context);
@@ -130,11 +160,11 @@ fn of_pieces(case: &Case, pieces: &[Piece], written: &dyn Fn(usize) -> Vec<f64>)
         tokens.extend(p.new.clone().map(|t| first + t));
         token_request.extend(std::iter::repeat_n(i, p.new.len()));
     }
-    let (mut sequences, mut context, mut attention) = (vec![], vec![], vec![]);
+    let (mut sequences, mut context, mut origins) = (vec![], vec![], vec![]);
     for &regime in &case.regimes {
         for (i, p) in pieces.iter().enumerate() {
-            let Some((at, s, rows)) = of(p.request, regime) else { continue };
-            attention.extend(p.new.clone().map(|t| rows.start + t));
+            let Some((at, s)) = of(p.request, regime) else { continue };
+            origins.push((at, p.new.start));
             let mut given: Vec<f64> = case.given.context.get(at).into_iter().flatten().copied().collect();
             (0..p.new.start).for_each(|t| given.extend(written(s.tokens.start + t)));
             let before = s.context + p.new.start;
@@ -157,7 +187,7 @@ fn of_pieces(case: &Case, pieces: &[Piece], written: &dyn Fn(usize) -> Vec<f64>)
     };
     let given = Given { hidden: case.given.hidden.select(Axis(0), &tokens), context };
     let case = Case { batch: Batch(requests), plan, given, ..case.clone() };
-    Changed { case, origin: Origin { tokens, attention } }
+    Changed { case, origin: Origin { tokens, sequences: origins } }
 }
 
 /// The requests in reverse order, each with its rows and its pages.
@@ -205,8 +235,55 @@ fn split(base: &Base, splits: usize) -> Result<Made, String> {
     if base.engine.with_splits(splits).is_none() {
         return Err(format!("the engine can't be had with {splits} splits"));
     }
-    let case = Case { plan: Plan { splits, ..plan.clone() }, ..base.case.clone() };
-    Ok(Made::Run(Box::new(Changed { origin: Origin::same(base.case), case })))
+    replanned(base, |plan| plan.splits = splits)
+}
+
+/// Chunks of the longest context that a prefill has.
+const CHUNKS: usize = 3;
+
+fn chunked(base: &Base) -> Result<Made, String> {
+    let plan = &base.case.plan;
+    if !base.forms.contains(&Form::Fused) {
+        return Err("only the fused form reads contexts in chunks".into());
+    }
+    let prefills =
+        plan.sequences.iter().filter(|s| s.phase() == Phase::Prefill && plan.serves(Some(Form::Fused), s));
+    let longest = prefills.map(|s| s.context).max().unwrap_or(0);
+    if longest < 2 {
+        return Err("no prefill of the fused form has a context to be cut".into());
+    }
+    let chunk = plan.route.context_chunk.is_none().then(|| longest.div_ceil(CHUNKS));
+    replanned(base, |plan| plan.route.context_chunk = chunk)
+}
+
+fn both_forms(base: &Base) -> Result<(), String> {
+    let both = Form::ALL.iter().all(|f| base.forms.contains(f));
+    if both { Ok(()) } else { Err("only one form ran".into()) }
+}
+
+/// Routed as by a decode threshold of 1, or not at all.
+fn routed(base: &Base) -> Result<Made, String> {
+    both_forms(base)?;
+    let threshold = base.case.plan.route.threshold.is_none().then_some(1);
+    let mut case = base.case.clone();
+    case.plan.route.threshold = threshold;
+    // In the order in which they ran, but for decodes that go first now.
+    let whole = |request: usize| Piece { request, new: 0..case.batch.0[request].new };
+    let pieces: Vec<Piece> = case.plan.order().into_iter().map(whole).collect();
+    Ok(Made::Run(Box::new(of_pieces(&case, &pieces, &|_| Vec::new()))))
+}
+
+fn ranks(base: &Base) -> Result<Made, String> {
+    if base.case.plan.ranks > 1 {
+        return replanned(base, |plan| plan.ranks = 1);
+    }
+    let Layer { spec, weights, index } = base.layer;
+    let heads = spec.geometry.heads;
+    let cut = |of: usize| Ranks::new(of, &spec.geometry, *weights, &[], &format!("layer {index}"));
+    match (2..=heads).find(|of| cut(*of).is_ok()) {
+        Some(of) => replanned(base, |plan| plan.ranks = of),
+        None => Err(format!("its {heads} heads can't be cut for any number of ranks")),
+    }
 }
 
 /// Requests of at most so many new tokens are taken whole.
@@ -284,7 +361,8 @@ mod tests {
         let pages = needed(&sequences, 2) + 3;
         lay_out(&mut sequences, 2, pages, Stream::new(0, PAGES, 0));
         let hidden = Array2::from_shape_fn((positions.len(), 1), |(t, _)| t as f64);
-        let plan = Plan { positions, token_request, sequences, page_size: 2, pages, splits: 1, ..Plan::default() };
+        let plan =
+            Plan { positions, token_request, sequences, page_size: 2, pages, splits: 1, ..Plan::default() };
         let regimes = Regime::ALL.to_vec();
         Case { batch, regimes, plan, given: Given { hidden, context }, notes: Vec::new() }
     }
@@ -294,6 +372,32 @@ mod tests {
             Ok(Made::Run(changed)) => *changed,
             _ => panic!("nothing to run"),
         }
+    }
+
+    struct Nothing;
+
+    impl mla_reference::Weights for Nothing {
+        fn matrix(&self, _: mla_reference::Weight) -> Option<&dyn mla_reference::product::Rows> {
+            None
+        }
+        fn norm(&self, _: mla_reference::Weight) -> Option<&[f64]> {
+            None
+        }
+    }
+
+    fn with_base<T>(case: &Case, kept: &Kept, f: impl FnOnce(&Base) -> T) -> T {
+        use mla_reference::{Geometry, Pairing, Rope, Spec};
+        let engine = crate::engine::reference::ReferenceEngine;
+        let spec = Spec {
+            geometry: Geometry { hidden: 1, heads: 2, q_rank: 0, latent: 1, rope: 1, nope: 1, value: 1 },
+            eps_attn: 0.0,
+            eps_latent: 0.0,
+            rope: Rope { inv_freq: Vec::new(), magnitude: 1.0, pairing: Pairing::Adjacent },
+            scale: 1.0,
+            temperature: None,
+        };
+        let layer = Layer { index: 0, spec, weights: &Nothing };
+        f(&Base { case, kept, engine: &engine, layer: &layer, forms: &Form::ALL, seed: 0 })
     }
 
     /// Nobody shares a slot, and all lie in the pool.
@@ -315,8 +419,8 @@ mod tests {
         assert_eq!(other.plan.token_request, [0, 0, 1, 2, 2, 2]);
         assert_eq!(other.given.hidden.column(0).to_vec(), [4.0, 5.0, 3.0, 0.0, 1.0, 2.0]);
         assert_eq!(other.plan.positions, [2, 3, 4, 0, 1, 2]);
-        // Rows of attention of the base: 3 + 1 + 2 random, 1 + 2 peaked.
-        assert_eq!(origin.attention, [4, 5, 3, 0, 1, 2, 7, 8, 6]);
+        // Sequences of the base: three random ones, two peaked ones.
+        assert_eq!(origin.sequences, [(2, 0), (1, 0), (0, 0), (4, 0), (3, 0)]);
         slots_are_sound(&other);
         for (at, s) in other.plan.sequences.iter().enumerate() {
             let mine = |b: &&Sequence| (2 - b.request, b.regime) == (s.request, s.regime);
@@ -327,6 +431,22 @@ mod tests {
         let Changed { case: back, .. } = run(reversed(&other));
         assert_eq!(back.given.hidden, base.given.hidden);
         assert_eq!(back.given.context, base.given.context);
+    }
+
+    /// Decodes go first, wherever they stood; a base that is routed is undone in the order in which it ran.
+    #[test]
+    fn routed_requests_of_one_token_come_first() {
+        let base = case();
+        with_base(&base, &Kept::new(), |subject| {
+            let Changed { case: other, origin } = run(routed(subject));
+            assert_eq!(other.batch.to_string(), "4+1,0+3,2+2");
+            assert_eq!(other.batch.order(Some(1)), [0, 1, 2]);
+            assert_eq!(origin.tokens, [3, 0, 1, 2, 4, 5]);
+            assert_eq!(other.plan.rows(Stage::Out, Some(Form::Absorbed)), 2);
+            slots_are_sound(&other);
+            let Changed { case: back, .. } = run(reversed(&other));
+            assert_eq!(back.batch.to_string(), "4+1,2+2,0+3");
+        });
     }
 
     #[test]
@@ -368,13 +488,11 @@ mod tests {
             (0..6).for_each(|r| t.set(r, 0, r as f64 + add));
             kept.insert(TensorId::shared(stage), t);
         }
-        let engine = crate::engine::reference::ReferenceEngine;
-        let subject = Base { case: &base, kept: &kept, engine: &engine, forms: &Form::ALL, seed: 0 };
-        let Changed { case: alone, origin } = run(one_by_one(&subject));
+        let Changed { case: alone, origin } = with_base(&base, &kept, |subject| run(one_by_one(subject)));
         assert_eq!(alone.batch.to_string(), "0+1,1+1,2+1,2+1,3+1");
         assert_eq!(origin.tokens, [0, 1, 2, 4, 5]);
         assert_eq!(alone.plan.positions, [0, 1, 2, 2, 3]);
-        assert_eq!(origin.attention, [0, 1, 2, 4, 5, 7, 8]);
+        assert_eq!(origin.sequences, [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1), (4, 0), (4, 1)]);
         slots_are_sound(&alone);
         let rows = |at: usize| alone.given.context[at].iter().copied().collect::<Vec<_>>();
         assert_eq!(rows(2), [0.25, 0.5, 1.25, 1.5]);

@@ -28,13 +28,11 @@ use mla_reference::{Axis, Geometry, WEIGHTS, Weight, Weights};
 #[allow(missing_docs)]
 pub enum RanksError {
     /// Heads are not shared.
-    #[error(
-        "{heads} heads are not to be shared by {of} ranks\n  where: --tp {of}, {place}\n  do: pass --tp with one of {would}"
-    )]
+    #[error("{heads} heads are not to be shared by {of} ranks\n  where: --tp {of}, {place}\n  do: {would}")]
     Heads { of: usize, heads: usize, place: String, would: String },
     /// A shard would begin inside of a block of stored values.
     #[error(
-        "a shard of {tensor} would end inside of a block: {own} {what} a rank, {ty} has blocks of {grain}\n  where: --tp {of}, {place}\n  do: pass --tp with one of {would}; engines that cut there read garbage, or refuse the file"
+        "a shard of {tensor} would end inside of a block: {own} {what} a rank, {ty} has blocks of {grain}\n  where: --tp {of}, {place}\n  do: {would} (engines that cut there read garbage, or refuse the file)"
     )]
     Block {
         of: usize,
@@ -79,7 +77,10 @@ impl Ranks {
         let place = place.to_string();
         let would = || {
             let fits = |n: &usize| g.heads.is_multiple_of(*n) && inside(*n, g, weights).is_none();
-            (1..=g.heads).filter(fits).map(|n| n.to_string()).collect::<Vec<_>>().join(", ")
+            match (2..=g.heads).filter(fits).map(|n| n.to_string()).collect::<Vec<_>>() {
+                none if none.is_empty() => "leave --tp out: no number of ranks would do".to_string(),
+                some => format!("pass --tp {}", some.join(" or ")),
+            }
         };
         if of == 0 || !g.heads.is_multiple_of(of) {
             return Err(RanksError::Heads { of, heads: g.heads, place, would: would() });
@@ -155,12 +156,18 @@ mod tests {
             assert_eq!(ranks(n).unwrap().heads(n - 1).0.last(), Some(&11));
         }
         let e = ranks(5).unwrap_err().to_string();
-        assert!(e.contains("12 heads are not to be shared by 5 ranks") && e.contains("one of 1, 3"), "{e}");
+        assert!(
+            e.contains("12 heads are not to be shared by 5 ranks") && e.contains("do: pass --tp 3"),
+            "{e}"
+        );
         let e = ranks(0).unwrap_err().to_string();
         assert!(e.contains("shared by 0 ranks"), "{e}");
         let e = ranks(4).unwrap_err().to_string();
         assert!(e.contains("a shard of w_o would end inside of a block: 192 columns a rank"), "{e}");
-        assert!(e.contains("blocks of 256") && e.contains("one of 1, 3") && e.contains("layer 3"), "{e}");
+        assert!(
+            e.contains("blocks of 256") && e.contains("do: pass --tp 3 (") && e.contains("layer 3"),
+            "{e}"
+        );
     }
 
     /// Cutting what is stored and decoding it, and decoding and cutting: the same values, in every type.

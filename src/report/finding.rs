@@ -197,7 +197,9 @@ fn rows_words(l: &LayerReport, u: &Unit, rows: &[usize]) -> String {
                 let regime = regime
                     .filter(|r| *r == Regime::Peaked.name())
                     .map_or(String::new(), |r| format!(", {r}"));
-                let split = n.split.map_or(String::new(), |s| format!(", split {s}"));
+                // Of a prefill they are chunks of its context, and its new tokens.
+                let word = if batch.ends_with("+1") { "split" } else { "part" };
+                let split = n.split.map_or(String::new(), |s| format!(", {word} {s}"));
                 let rank = n.rank.map_or(String::new(), |r| format!("rank {r}, "));
                 format!("{rank}request {r} ({batch}{regime}{split})")
             }
