@@ -161,18 +161,16 @@ fn with<T>(
 
 #[test]
 fn on_the_ptx_machine_too_and_with_types_that_differ() {
-    for file in [DSV3, MIXED] {
-        for wiped in [None, Some(Stage::KvA)] {
-            let run = |qkv_a| {
-                let o = Options { qkv_a, forms: vec![Form::Absorbed], ..options(EngineKind::Ptx, "0+3,4+1") };
-                let mut shown = Shown { wiped, ..Shown::default() };
-                with(&fixture(file), &o, |layer, case| {
-                    check::engine(&o).unwrap().run(layer, case, &o.forms, &mut shown).unwrap();
-                });
-                shown
-            };
-            same(&run(QkvA::Split), &run(QkvA::Stacked));
-        }
+    for (file, wiped) in [(DSV3, Some(Stage::KvA)), (MIXED, None)] {
+        let run = |qkv_a| {
+            let o = Options { qkv_a, forms: vec![Form::Absorbed], ..options(EngineKind::Ptx, "0+3,4+1") };
+            let mut shown = Shown { wiped, ..Shown::default() };
+            with(&fixture(file), &o, |layer, case| {
+                check::engine(&o).unwrap().run(layer, case, &o.forms, &mut shown).unwrap();
+            });
+            shown
+        };
+        same(&run(QkvA::Split), &run(QkvA::Stacked));
     }
 }
 

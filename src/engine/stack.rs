@@ -40,12 +40,10 @@ pub const QKV_A: &str = "qkv_a";
 /// Slots of qkv_a in the declared order: q_a, then kv_a. None where the model projects queries at once.
 pub fn qkv_a(g: &Geometry) -> Option<[Slot; 2]> {
     let rows = g.q_rank + g.cache();
-    (g.q_rank > 0).then(|| {
-        [
-            Slot { weight: Weight::WQA, stage: Stage::QA, rows: 0..g.q_rank },
-            Slot { weight: Weight::WKvA, stage: Stage::KvA, rows: g.q_rank..rows },
-        ]
-    })
+    (g.q_rank > 0).then_some([
+        Slot { weight: Weight::WQA, stage: Stage::QA, rows: 0..g.q_rank },
+        Slot { weight: Weight::WKvA, stage: Stage::KvA, rows: g.q_rank..rows },
+    ])
 }
 
 /// A stack as reports show it: `qkv_a = (q_a:1536 Q4_K + kv_a:576 Q6_K)`.

@@ -174,12 +174,9 @@ fn zeros<'p>(pair: &Pair<'p>, about: &About) -> Option<Guess<'p>> {
     }
     let shard = pair.engine.rows() / about.ranks.max(1);
     let sharded = about.ranks > 1 && heads_of(pair.weight, about.geometry, pair.engine.rows()).is_some();
-    let whose =
-        if sharded && wrong.len() == shard && wrong[0].is_multiple_of(shard) && wrong[shard - 1] - wrong[0] < shard {
-            format!(", rank {}'s", wrong[0] / shard)
-        } else {
-            String::new()
-        };
+    let (first, last) = (wrong[0], wrong[wrong.len() - 1]);
+    let one = wrong.len() == shard && first.is_multiple_of(shard) && last - first < shard;
+    let whose = if sharded && one { format!(", rank {}'s", first / shard) } else { String::new() };
     let text =
         format!("rows {} of {} are zero: a shard that was never loaded{whose}", ranges(&wrong), pair.weight);
     let file = pair.file;
