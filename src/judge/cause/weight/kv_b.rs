@@ -136,7 +136,7 @@ mod tests {
     fn rows_and_numbers_belong_to_each_other() {
         let g = Geometry { hidden: 8, heads: 4, q_rank: 0, latent: 5, rope: 2, nope: 3, value: 2 };
         for laid in [Laid::Heads, Laid::ValueFirst, Laid::Halves(4), Laid::Halves(2)] {
-            let mut seen = vec![false; 20];
+            let mut seen = [false; 20];
             for head in 0..4 {
                 for (value, n) in [(false, 3), (true, 2)] {
                     for at in 0..n {
