@@ -70,7 +70,7 @@ impl Plan {
     /// of all keys where it has no parts.
     pub fn part_ranges(&self, form: Form, seq: &Sequence, contract: &Contract) -> Vec<Range<usize>> {
         let mut ranges = match self.cut(form, seq) {
-            Cut::Whole => return Vec::from([0..seq.keys()]),
+            Cut::Whole => return std::iter::once(0..seq.keys()).collect(),
             Cut::Splits => contract.split_ranges(seq.keys()),
             Cut::Chunks(n) => chunks(seq.context, seq.tokens.len(), n),
         };
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(p.rows(Stage::PartO, Some(Form::Fused)), 20);
         let c = Contract { splits: 2.into(), ..Contract::exact() };
         let ranges = |i: usize| p.part_ranges(Form::Fused, &p.sequences[i], &c);
-        assert_eq!(ranges(0), Vec::from([0..3]));
+        assert_eq!(ranges(0), std::slice::from_ref(&(0..3)));
         assert_eq!(ranges(1), [0..4, 4..8, 8..9, 9..11]);
         assert_eq!(ranges(2).len(), 4);
         assert!(ranges(2)[2..].iter().all(|r| r.is_empty()));
