@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(p.rows(Stage::PartO, Some(Form::Fused)), 20);
         let c = Contract { splits: 2.into(), ..Contract::exact() };
         let ranges = |i: usize| p.part_ranges(Form::Fused, &p.sequences[i], &c);
-        assert!(ranges(0).len() == 1 && ranges(0)[0] == (0..3));
+        assert_eq!(ranges(0), std::slice::from_ref(&(0..3)));
         assert_eq!(ranges(1), [0..4, 4..8, 8..9, 9..11]);
         assert_eq!(ranges(2).len(), 4);
         assert!(ranges(2)[2..].iter().all(|r| r.is_empty()));
