@@ -192,9 +192,15 @@ fn of(s: &Source) -> impl Iterator<Item = Part> {
         let mut says = value(l);
         if let Some(all) = says.as_object_mut() {
             // What was measured of time, what was known before, and what was only shown on request.
-            for field in
-                ["seconds", "probe_seconds", "command", "gates", "cumulative", "invariance", "reference_cache"]
-            {
+            for field in [
+                "seconds",
+                "probe_seconds",
+                "command",
+                "gates",
+                "cumulative",
+                "invariance",
+                "reference_cache",
+            ] {
                 all.remove(field);
             }
         }

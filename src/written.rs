@@ -166,8 +166,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let row =
-            |sequence, request, index, split| RowName { sequence, request, index, split, rank: split };
+        let row = |sequence, request, index, split| RowName { sequence, request, index, split, rank: split };
         let none = row(None, None, 0, None);
         let mut cache = vec![row(Some(0), Some(0), 0, None), row(Some(0), Some(0), 1, None)];
         cache.resize(100, none);

@@ -512,7 +512,10 @@ fn what_cannot_be_is_refused_at_once() {
     refused(&run(GLM, &["--accumulate", "mma", "--dtype", "f32"]), "16-bit operands");
     refused(&run(GLM, &["--accumulate", "mma", "--engine", "ptx"]), "accumulates as its kernels do");
     refused(&run(GLM, &["--qkv-a", "stacked", "--engine", "reference"]), "each projection by itself");
-    refused(&run("architectures/plm_dims.Q4_K_M.gguf", &["--qkv-a", "stacked", "--engine", "cpu"]), "there is no q_a to stack");
+    refused(
+        &run("architectures/plm_dims.Q4_K_M.gguf", &["--qkv-a", "stacked", "--engine", "cpu"]),
+        "there is no q_a to stack",
+    );
 }
 
 /// The verdict of a run with a chosen contract, with what explains each unit that carries evidence.

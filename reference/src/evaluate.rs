@@ -9,7 +9,7 @@ themselves are the judge's business.
 Chunks keep memory flat: a stage's output never stands whole in float64 unless somebody collects it.
 */
 
-use crate::attention::{Attended, Head, Merged, attend_as, attend_split_as, merge_weights_as, part, strided};
+use crate::attention::{Head, attend_as, attend_split_as, merge_weights_as, part, strided};
 use crate::contract::{Accumulate, Contract};
 use crate::departure::{Departure, KeyList, Slip};
 use crate::elementwise::{block_norms, declared_table, normalise, rotate_cast, times_gamma};
@@ -19,12 +19,16 @@ use crate::plan::{Given, Plan, Sequence};
 use crate::product::{Dense, Rows, Strided, product, product_with_norms};
 use crate::recall::{self, Memory};
 use crate::route::Cut;
-use crate::rows::{self, Part, dense};
+use crate::rows::{Part, dense};
 use crate::stage::{Form, Phase, Stage, Weight};
-use ndarray::{Array2, ArrayView2, Axis, CowArray, Ix2, s};
+use ndarray::{Array2, ArrayView2, Axis, s};
 use rayon::prelude::*;
-use std::borrow::Cow;
 use std::ops::Range;
+
+mod ranks;
+mod terms;
+
+pub use terms::{Chunk, Terms};
 
 /// Rows in one product: bounds memory for long prefills and contexts.
 const TOKEN_CHUNK: usize = 1024;
@@ -47,123 +51,6 @@ pub trait Weights: Sync {
 pub trait Source: Sync {
     /// A block of a stage's matrix in float64.
     fn block(&self, stage: Stage, rows: Range<usize>, cols: Range<usize>) -> Array2<f64>;
-}
-
-/// What an honest engine's error depends on.
-pub enum Terms<'a, 'b> {
-    /// A copy, or given: bits are equal.
-    Copy,
-    /// A product of `len` terms; `size` ≥ Σ|a·b| for each element (blockwise Cauchy–Schwarz).
-    Product {
-        /// Terms of each sum.
-        len: usize,
-        /// Upper bound of Σ|a·b|; empty where the contract accumulates exactly.
-        size: CowArray<'a, f64, Ix2>,
-        /// L2 norm of each row of the left side; empty where the contract accumulates exactly.
-        a_norms: Cow<'a, [f64]>,
-        /// L2 norm of each row of the weight (a column of the chunk); empty where the contract accumulates exactly.
-        w_norms: Cow<'a, [f64]>,
-        /// The left side, a row for each row of the chunk.
-        a: ArrayView2<'a, f64>,
-        /// The weight, a row for each column of the chunk.
-        w: &'a dyn Rows,
-    },
-    /// RMSNorm over `len` values; `z` is the normalised value.
-    Norm {
-        /// Values of a row.
-        len: usize,
-        /// Normalised value before γ.
-        z: CowArray<'a, f64, Ix2>,
-        /// γ.
-        gamma: &'a [f64],
-    },
-    /// Rotation; `size` = |a·cos| + |b·sin|; columns before `first` are copies.
-    Rope {
-        /// Size of the terms.
-        size: CowArray<'a, f64, Ix2>,
-        /// First rotated column.
-        first: usize,
-        /// Steps of the products' casts, of the rotated columns alone; empty without casts.
-        steps: CowArray<'a, f64, Ix2>,
-    },
-    /// Attention of one head over a range of keys; `lse`: the chunk is its lse.
-    Attention {
-        /// With scores, probabilities and sums.
-        attended: &'a Attended,
-        /// Queries, keys and values.
-        head: &'a Head<'b>,
-        /// Whether x is the lse (else the weighted values).
-        lse: bool,
-    },
-    /// Attention over splits that the engine merges itself; `lse`: the chunk is its lse.
-    Split {
-        /// Parts, their weights and the merge.
-        merged: &'a Merged,
-        /// Queries, keys and values.
-        head: &'a Head<'b>,
-        /// Whether x is the lse (else the weighted values).
-        lse: bool,
-    },
-    /// Merge of partial results; for each row the partial lse and weights, and Σ W|o|.
-    Merge {
-        /// Largest |lse_s − lse| among splits of weight, for each row.
-        spread: Vec<f64>,
-        /// Σ_s W_s |o_s|, [rows, cols]; empty for lse.
-        size: Array2<f64>,
-        /// Splits.
-        splits: usize,
-        /// Whether x is the lse.
-        lse: bool,
-    },
-    /// A sum of `parts` stored values: `size` = Σ|part|.
-    Sum {
-        /// Size of the terms.
-        size: CowArray<'a, f64, Ix2>,
-        /// How many.
-        parts: usize,
-    },
-}
-
-impl Terms<'_, '_> {
-    /// Whether the columns of a row share errors that no column has alone: those of P in an attention.
-    pub fn shares_errors(&self) -> bool {
-        matches!(self, Terms::Attention { lse: false, .. } | Terms::Split { lse: false, .. })
-    }
-
-    /// The terms of some rows of the chunk, where rows are independent of what the terms share; else None.
-    pub fn rows(&self, rows: Range<usize>) -> Option<Terms<'_, '_>> {
-        fn part<'m>(m: &'m CowArray<f64, Ix2>, rows: Range<usize>) -> CowArray<'m, f64, Ix2> {
-            if m.is_empty() { m.view().into() } else { m.slice(s![rows, ..]).into() }
-        }
-        match self {
-            Terms::Product { len, size, a_norms, w_norms, a, w } => Some(Terms::Product {
-                len: *len,
-                size: part(size, rows.clone()),
-                a_norms: Cow::Borrowed(a_norms.get(rows.clone()).unwrap_or(&[])),
-                w_norms: Cow::Borrowed(w_norms),
-                a: a.slice(s![rows, ..]),
-                w: *w,
-            }),
-            Terms::Norm { len, z, gamma } => Some(Terms::Norm { len: *len, z: part(z, rows), gamma }),
-            Terms::Rope { size, first, steps } => {
-                Some(Terms::Rope { size: part(size, rows.clone()), first: *first, steps: part(steps, rows) })
-            }
-            Terms::Sum { size, parts } => Some(Terms::Sum { size: part(size, rows), parts: *parts }),
-            _ => None,
-        }
-    }
-}
-
-/// A block of a stage's matrix: the value before the final rounding, and its terms.
-pub struct Chunk<'a, 'b> {
-    /// Rows of the stage's matrix.
-    pub rows: Range<usize>,
-    /// Columns of the stage's matrix.
-    pub cols: Range<usize>,
-    /// Value, [rows, cols]. NaN where the reference says nothing (a slot of the cache that nobody owns).
-    pub x: Array2<f64>,
-    /// What the error depends on.
-    pub terms: Terms<'a, 'b>,
 }
 
 /// Everything a stage is computed from.
@@ -283,40 +170,6 @@ impl Evaluator<'_> {
             let sums = self.operands(&mut a);
             self.panels((a.view(), sums.as_ref()), rows, w, visit);
         }
-    }
-
-    /// Each rank's heads with its columns of w_o.
-    fn ranks(&self, form: Option<Form>, visit: Visit) {
-        let Some(w) = self.weights.matrix(Weight::WO) else { return };
-        let (ranks, total) = (self.plan.ranks, self.plan.rows(Stage::Out, form));
-        let width = self.spec.geometry.values() / ranks;
-        for rank in 0..ranks {
-            let own = rank * width..(rank + 1) * width;
-            let part = rows::Cut { inner: w, rows: vec![(0, w.rows())], cols: vec![(own.start, width)] };
-            for rows in row_chunks(total, TOKEN_CHUNK) {
-                let mut a = self.source.block(Stage::AttnOut, rows.clone(), own.clone());
-                let sums = self.operands(&mut a);
-                let to = rank * total + rows.start..rank * total + rows.end;
-                self.panels((a.view(), sums.as_ref()), to, &part, visit);
-            }
-        }
-    }
-
-    /// `out` of the ranks' parts.
-    fn sum(&self, form: Option<Form>, visit: Visit) {
-        let (ranks, total) = (self.plan.ranks, self.plan.rows(Stage::Out, form));
-        let width = self.spec.geometry.hidden;
-        row_chunks(total, TOKEN_CHUNK).into_par_iter().for_each(|rows| {
-            let (mut x, mut size) =
-                (Array2::zeros((rows.len(), width)), Array2::<f64>::zeros((rows.len(), width)));
-            for rank in 0..ranks {
-                let from = rank * total + rows.start..rank * total + rows.end;
-                let part = self.source.block(Stage::PartOut, from, 0..width);
-                size.zip_mut_with(&part, |s, p| *s += p.abs());
-                x += &part;
-            }
-            visit(Chunk { rows, cols: 0..width, x, terms: Terms::Sum { size: size.into(), parts: ranks } });
-        });
     }
 
     /// `a [rows, K] · [M, K]ᵀ`, a panel of columns at a time.

@@ -148,8 +148,7 @@ pub fn summary(report: &Report, room: usize) -> String {
     out.push('\n');
     let mut parts = vec![layers(report)];
     let wrong = |l: &&LayerReport| l.invariance.iter().any(Variant::wrong);
-    let issues =
-        report.layers.iter().filter(|l| bad(l).iter().any(|u| !u.verdict.differs()) || wrong(l));
+    let issues = report.layers.iter().filter(|l| bad(l).iter().any(|u| !u.verdict.differs()) || wrong(l));
     parts.extend(issues.map(|l| format!("{}\n", markdown::issue(report, l))));
     parts.extend(report.layers.iter().map(tensors));
     // The last line is kept room for.
@@ -188,8 +187,10 @@ fn layers(report: &Report) -> String {
         let probes = l.probes.iter().filter(|p| p.broken()).count();
         let probes = if probes > 0 { format!("{probes} broken probes") } else { String::new() };
         let wrong: Vec<&str> = l.invariance.iter().filter(|v| v.wrong()).map(|v| v.name).collect();
-        let wrong = if wrong.is_empty() { String::new() } else { format!("invariance: {}", wrong.join(", ")) };
-        let found = [first, probes, wrong].into_iter().filter(|t| !t.is_empty()).collect::<Vec<_>>().join("; ");
+        let wrong =
+            if wrong.is_empty() { String::new() } else { format!("invariance: {}", wrong.join(", ")) };
+        let found =
+            [first, probes, wrong].into_iter().filter(|t| !t.is_empty()).collect::<Vec<_>>().join("; ");
         format!(
             "| {} | {} | {} | {} | {} | {found} | {:.1} s |",
             l.layer,

@@ -33,7 +33,11 @@ fn rows(units: &[Unit]) -> Vec<(Vec<&Unit>, String)> {
     for u in units {
         let phase = u.phase.map_or("", Phase::name);
         match rows.last_mut() {
-            Some((all, p)) if (all[0].which, all[0].tensor) == (u.which, u.tensor) && !accused(u) && !accused(all[0]) => {
+            Some((all, p))
+                if (all[0].which, all[0].tensor) == (u.which, u.tensor)
+                    && !accused(u)
+                    && !accused(all[0]) =>
+            {
                 all.push(u);
                 *p = "both".into();
             }

@@ -125,7 +125,9 @@ pub(super) fn gain<'a>(scene: &Scene<'a>, heads: &[bool], factor: f64) -> Option
         Stage::QANormed if all => norm(Weight::GQ),
         Stage::KvCNormed if all => norm(Weight::GKv),
         Stage::QA | Stage::KvA if all => Some(input(Stage::AttnIn, usize::MAX)),
-        Stage::Out if all && scene.of.case.plan.joins(Stage::Out, scene.id.form) => Some(input(Stage::PartOut, usize::MAX)),
+        Stage::Out if all && scene.of.case.plan.joins(Stage::Out, scene.id.form) => {
+            Some(input(Stage::PartOut, usize::MAX))
+        }
         Stage::Out | Stage::PartOut if all => Some(input(Stage::AttnOut, usize::MAX)),
         Stage::KPe if all => Some(input(Stage::KvA, usize::MAX)),
         Stage::QRaw if g.q_rank == 0 => weight(Weight::WQ, g.key()),
