@@ -94,10 +94,7 @@ pub fn all(subject: &Subject, kept: &Kept, progress: &dyn Fn(&str)) -> Result<Ve
         forms: &subject.options.forms,
         seed: subject.options.seed,
     };
-    // Rows of a tensor are not those of all requests where each goes one way.
-    let routed = subject.case.plan.route.threshold.is_some();
-    let make = |r: &Row| if routed { Err("requests are routed".to_string()) } else { (r.make)(&base) };
-    let made: Vec<(&Row, Result<Made, String>)> = TABLE.iter().map(|r| (r, make(r))).collect();
+    let made: Vec<(&Row, Result<Made, String>)> = TABLE.iter().map(|r| (r, (r.make)(&base))).collect();
     let runs = made.iter().filter(|(_, m)| matches!(m, Ok(Made::Run(_)))).count();
     let one = |(row, made): (&Row, Result<Made, String>)| match made {
         Err(why) => Ok(variant(row, Outcome::NotApplicable { why })),
