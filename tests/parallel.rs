@@ -111,6 +111,17 @@ fn ranks_on_the_ptx_machine_are_clean() {
     }
 }
 
+/// One head and one to three tokens: an lse of 4 to 12 bytes has no memory beside it that nobody writes.
+#[test]
+fn outputs_of_a_few_bytes_accuse_nobody() {
+    let model = model("glm5dims");
+    for batch in ["0+1", "0+1,9+1", "0+3"] {
+        let o = Options { engine: EngineKind::Ptx, ..options(4, batch) };
+        let l = layer(&model, &o).unwrap();
+        assert!(bad(&l).is_empty(), "{batch}: {:?}", bad(&l));
+    }
+}
+
 /// 12 heads at 3 and 12 ranks, 16 at 8 and 16; split and stacked; requests of every kind.
 #[test]
 fn ranks_of_made_up_layers_are_clean() {

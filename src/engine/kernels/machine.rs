@@ -24,6 +24,12 @@ pub fn poison(pass: usize, dtype: DType) -> Pattern {
     if dtype.bytes() == 2 { Pattern::Bits16(narrow) } else { Pattern::Bits32(wide) }
 }
 
+/// Bytes of memory beyond those that were asked for: whole words, and never nothing, since devices refuse that. No more: a
+/// kernel has to write its output to the end.
+pub fn spare(bytes: usize) -> usize {
+    bytes.max(4).next_multiple_of(4) - bytes
+}
+
 /// Memory, with what it is for.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
@@ -60,7 +66,7 @@ impl<'a, D: Device> Machine<'a, D> {
 
     /// Poisoned memory; never nothing, since devices refuse that.
     pub fn allocate(&mut self, bytes: usize, what: &str) -> Result<Held, EngineError> {
-        let buffer = self.device.allocate(bytes.max(16).next_multiple_of(4) as u64, what).map_err(broke)?;
+        let buffer = self.device.allocate((bytes + spare(bytes)) as u64, what).map_err(broke)?;
         self.held.push(buffer);
         Ok(Held { buffer, bytes })
     }

@@ -2,7 +2,7 @@
 Computing a tensor as often as the device asks for, and saying what was wrong with the memory it lies in.
 */
 
-use super::super::machine::{Held, broke, poison};
+use super::super::machine::{Held, broke, poison, spare};
 use super::Run;
 use crate::device::{Device, Problem};
 use crate::engine::{EngineError, Sink};
@@ -70,10 +70,9 @@ impl<D: Device> Run<'_, '_, D> {
                 if pass == 0 {
                     tensor.bytes = bytes;
                     let unwritten = self.machine.device.unwritten(held.buffer).map_err(broke)?.unwrap_or(0);
-                    // Memory is rounded up to whole words and never empty.
-                    let spare = held.bytes.max(16).next_multiple_of(4) - held.bytes;
-                    if unwritten > spare as u64 {
-                        let n = unwritten - spare as u64;
+                    let spare = spare(held.bytes) as u64;
+                    if unwritten > spare {
+                        let n = unwritten - spare;
                         sink.evidence(
                             where_unwritten(tensor, slots).unwrap_or(first),
                             &format!("{n} of {} bytes of its memory were never written", held.bytes),
