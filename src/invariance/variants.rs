@@ -168,7 +168,8 @@ fn of_pieces(case: &Case, pieces: &[Piece], written: &dyn Fn(usize) -> Vec<f64>)
             let mut given: Vec<f64> = case.given.context.get(at).into_iter().flatten().copied().collect();
             (0..p.new.start).for_each(|t| given.extend(written(s.tokens.start + t)));
             let before = s.context + p.new.start;
-            let width = given.len().checked_div(before).unwrap_or(0);
+            let none = case.given.context.get(at).map_or(0, |c| c.ncols());
+            let width = given.len().checked_div(before).unwrap_or(none);
             context.push(Array2::from_shape_vec((before, width), given).unwrap_or_default());
             sequences.push(Sequence {
                 request: i,
