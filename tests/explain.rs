@@ -47,13 +47,19 @@ fn run(report: &Path, more: &[&str]) -> Value {
     serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap()
 }
 
-/// A clean run: its folder with report and tensors, and the report.
-static CLEAN: LazyLock<(tempfile::TempDir, PathBuf, Value)> = LazyLock::new(|| {
+/// A clean run: its folder with report and tensors, where the report is, and the report.
+type Clean = (tempfile::TempDir, PathBuf, Value);
+
+fn clean(more: &[&str]) -> Clean {
     let dir = tempfile::tempdir().unwrap();
     let (path, saved) = (dir.path().join("run's report.json"), dir.path().join("saved"));
-    let report = run(&path, &["--save", saved.to_str().unwrap()]);
+    let report = run(&path, &[&["--save", saved.to_str().unwrap()], more].concat());
     (dir, path, report)
-});
+}
+
+static CLEAN: LazyLock<Clean> = LazyLock::new(|| clean(&[]));
+/// The same on two ranks.
+static RANKS: LazyLock<Clean> = LazyLock::new(|| clean(&["--tp", "2"]));
 
 fn explain(report: &Path, tensor: &str, index: &[usize], more: &[&str]) -> Output {
     let index: Vec<String> = index.iter().map(|i| i.to_string()).collect();
@@ -117,7 +123,7 @@ fn saved(dir: &Path, name: &str, index: &[usize]) -> Option<u64> {
 
 /// A sum is the sum of what is shown and of the rest; terms are products of their factors; operands are their bits, and
 /// those of the clean run's saved tensors. Gives how many operands were found there.
-fn check_sum(e: &Value, sum: &Value, of_clean: bool) -> usize {
+fn check_sum(e: &Value, sum: &Value, clean: Option<&Clean>) -> usize {
     let name = format!("{} {}", e["tensor"], sum["name"]);
     let (size, total) = (number(&sum["size"]), number(&sum["total"]));
     let terms = list(&sum["terms"]);
@@ -143,10 +149,12 @@ fn check_sum(e: &Value, sum: &Value, of_clean: bool) -> usize {
             assert!(f["value"].is_null() || near(decoded(dtype, bits), number(&f["value"])), "{name}: {f}");
             let index: Vec<usize> = list(&f["index"]).iter().map(|i| number(i) as usize).collect();
             let own = f["name"].as_str().unwrap();
-            let dir = CLEAN.0.path().join("saved");
             let names = [Some(own.to_string()), form.map(|form| format!("{form}.{own}"))];
-            let there = names.iter().flatten().find_map(|n| saved(&dir, n, &index));
-            if let Some(there) = there.filter(|_| of_clean) {
+            let find = |run: &Clean| {
+                let dir = run.0.path().join("saved");
+                names.iter().flatten().find_map(|n| saved(&dir, n, &index))
+            };
+            if let Some(there) = clean.and_then(find) {
                 let printed = u64::from_str_radix(bits.trim_start_matches("0x"), 16).unwrap();
                 assert_eq!(printed, there, "{name}: {f}");
                 found += 1;
@@ -158,7 +166,12 @@ fn check_sum(e: &Value, sum: &Value, of_clean: bool) -> usize {
 
 /// Checks everything that can be checked of an element of the clean run.
 fn check(tensor: &str, index: &[usize]) -> Value {
-    let e = json(&CLEAN.1, tensor, index);
+    check_in(&CLEAN, tensor, index)
+}
+
+/// The same of another clean run.
+fn check_in(clean: &Clean, tensor: &str, index: &[usize]) -> Value {
+    let e = json(&clean.1, tensor, index);
     assert_eq!((&e["schema"], &e["tensor"]), (&"mla-check.explain/1".into(), &tensor.into()));
     let sums = list(&e["sums"]);
     let x = number(&e["value"]["x"]);
@@ -166,7 +179,7 @@ fn check(tensor: &str, index: &[usize]) -> Value {
     assert_eq!(first["name"], "x");
     let slack = (number(&first["count"]) + 1.0) * f64::EPSILON * number(&first["size"]);
     assert!((number(&first["total"]) - x).abs() <= 4.0 * slack, "{tensor}: {} {x}", first["total"]);
-    let found: usize = sums.iter().map(|s| check_sum(&e, s, true)).sum();
+    let found: usize = sums.iter().map(|s| check_sum(&e, s, Some(clean))).sum();
     // All but hidden states and context rows are computed from tensors of the run.
     let given = ["hidden", "w_uk", "w_q_a", "g_kv"].contains(&tensor);
     assert!(found > 0 || given || e["notes"].to_string().contains("given"), "{tensor}: {e}");
@@ -187,7 +200,7 @@ fn check(tensor: &str, index: &[usize]) -> Value {
     );
     // What the report says of the whole tensor holds for it.
     let (form, name) = tensor.split_once('/').map_or((None, tensor), |(f, n)| (Some(f), n));
-    for u in list(&CLEAN.2["layers"][0]["tensors"]) {
+    for u in list(&clean.2["layers"][0]["tensors"]) {
         if u["tensor"] == name
             && u["form"].as_str() == form
             && (u["phase"] == e["row"]["phase"] || u["phase"].is_null())
@@ -197,7 +210,7 @@ fn check(tensor: &str, index: &[usize]) -> Value {
     }
     // The engine's own bits are those that were saved.
     let file = tensor.replace('/', ".");
-    if let Some(there) = saved(&CLEAN.0.path().join("saved"), &file, index) {
+    if let Some(there) = saved(&clean.0.path().join("saved"), &file, index) {
         let printed = v["engine_bits"].as_str().unwrap().trim_start_matches("0x").to_string();
         assert_eq!(u64::from_str_radix(&printed, 16).unwrap(), there, "{tensor}");
     } else {
@@ -328,6 +341,25 @@ fn attention_and_its_lse() {
         let e = check(&format!("{form}/part_o"), &[1, 0, 1, 5]);
         assert!(step(&e, "visible keys") < 101.0);
         check(&format!("{form}/part_lse"), &[0, 0, 2]);
+    }
+}
+
+/// A rank's part has the terms of its heads alone; `out` those of the ranks.
+#[test]
+fn parts_of_ranks_and_their_sum() {
+    for form in ["fused", "absorbed"] {
+        let e = check_in(&RANKS, &format!("{form}/part_out"), &[1, 2, 7]);
+        assert_eq!(e["row"]["rank"], 1);
+        for t in list(&e["sums"][0]["terms"]) {
+            let [attn_out, w_o] = [0, 1].map(|i| &t["factors"][i]);
+            assert_eq!((&attn_out["name"], &w_o["name"]), (&"attn_out".into(), &"w_o".into()));
+            // Four heads on two ranks.
+            assert!(number(&attn_out["index"][1]) >= 2.0 && attn_out["index"][1] == w_o["index"][1], "{t}");
+        }
+        let e = check_in(&RANKS, &format!("{form}/out"), &[2, 7]);
+        assert_eq!(list(&e["from"]).len(), 1);
+        let terms = list(&e["sums"][0]["terms"]);
+        assert!(terms.len() == 2 && terms.iter().all(|t| t["factors"][0]["name"] == "part_out"));
     }
 }
 
@@ -523,7 +555,7 @@ fn sums_add_up_under_other_contracts() {
         // Products of a rotation are cast before they are added.
         if tensor != "k_pe" {
             for s in list(&e["sums"]) {
-                check_sum(&e, s, false);
+                check_sum(&e, s, None);
             }
         }
         assert!(e["notes"].is_null(), "{tensor}: {}", e["notes"]);

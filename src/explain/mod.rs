@@ -307,8 +307,11 @@ fn piece_element(
     }
     let joined = matches!(piece.terms, Terms::Merge { .. } | Terms::Sum { .. });
     let inputs = of.id.stage.inputs(g, of.id.form, joined);
-    let from =
-        inputs.iter().map(|s| s.name()).chain(of.id.stage.weights(g, of.id.form).iter().map(|w| w.name()));
+    let weights = match piece.terms {
+        Terms::Sum { .. } => &[],
+        _ => of.id.stage.weights(g, of.id.form),
+    };
+    let from = inputs.iter().map(|s| s.name()).chain(weights.iter().map(|w| w.name()));
     made.casts.push(format!("the result to {}", tensor.dtype));
     Explanation {
         tensor: of.id.to_string(),

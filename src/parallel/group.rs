@@ -174,11 +174,10 @@ impl Group<'_> {
                 sink.evidence(renamed(*id, plan), &format!("rank {}: {what}", rank.number))?;
             }
         }
-        let mut order: BTreeSet<_> = self.members().flat_map(|r| r.tensors.keys().copied()).collect();
-        let mut order: Vec<TensorId> = std::mem::take(&mut order).into_iter().collect();
-        order.sort_by_key(|id| (id.form, id.stage));
-        for id in order {
-            self.tensor(id, g, plan, lost, sink)?;
+        let delivered = self.members().flat_map(|r| r.tensors.keys());
+        let order: BTreeSet<_> = delivered.map(|id| (id.form, id.stage)).collect();
+        for (form, stage) in order {
+            self.tensor(TensorId { stage, form }, g, plan, lost, sink)?;
         }
         match self.differs() {
             Some((Some(id), text)) => sink.evidence(id, &text),
