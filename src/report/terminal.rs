@@ -202,9 +202,6 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
         &format!("{} in {}, contexts {}; {pages}", c.batch, c.dtype, c.regimes.join(" and ")),
         width,
     );
-    for (label, text) in c.ways() {
-        wrapped(out, &format!("{label:<10}"), &text, width);
-    }
     for n in &c.notes {
         wrapped(out, "          ", n, width);
     }
@@ -215,6 +212,9 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
             "requests without context are the same in both regimes and run once",
             width,
         );
+    }
+    for (label, text) in c.ways() {
+        wrapped(out, &format!("{label:<10}"), &text, width);
     }
     ranks::line(out, l, width);
     blocks::probes(out, l, width);
