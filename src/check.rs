@@ -17,7 +17,6 @@ use crate::engine::reference::ReferenceEngine;
 use crate::engine::stack::{QkvA, StackReport};
 use crate::engine::{Engine, EngineError, Sink};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
-use crate::invariance::{self, Keep, Subject as Variants};
 use crate::judge::cause::weight::OtherLayers;
 use crate::judge::cumulative::{self, Drift, KeepAll};
 use crate::judge::memory::Memory;
@@ -42,7 +41,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+mod invariance;
 mod ranks;
+
+use invariance::{Keep, Subject as Variants};
 
 /// Which engine computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -53,7 +53,6 @@ pub mod explain;
 pub mod fault;
 pub mod gguf;
 pub mod harness;
-pub mod invariance;
 pub mod judge;
 pub mod kernel_case;
 pub mod merge;
