@@ -65,7 +65,10 @@ fn resources_are_those_of_the_compiled_code() {
     let taken = &norm["targets"][0];
     assert_eq!((&norm["geometry"], &taken["target"]), (&"".into(), &"sm_90".into()));
     // A float for each of 8 warps; nothing spilled; eight blocks of 256 threads where registers allow.
-    assert_eq!((&norm["threads"], &taken["static_shared"], &taken["local"]), (&256.into(), &32.into(), &0.into()));
+    assert_eq!(
+        (&norm["threads"], &taken["static_shared"], &taken["local"]),
+        (&256.into(), &32.into(), &0.into())
+    );
     assert_eq!(taken["blocks"], 8, "{taken}");
     assert!(taken["registers"].as_u64().unwrap() <= 32);
 }

@@ -166,6 +166,8 @@ impl Sink for Drawn<'_> {
 
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         let mut few = Tensor::zeros(id, &self.plan, self.geometry, tensor.dtype);
+        // Slots that nobody owns hold poison, a NaN.
+        few.bytes.fill(0xff);
         for (here, there) in self.rows(id).into_iter().enumerate() {
             if let Some(there) = there.filter(|r| *r < tensor.rows && few.cols == tensor.cols) {
                 few.write_bytes(here, 0, tensor.bytes_of(there, 0..tensor.cols));
@@ -300,7 +302,7 @@ mod tests {
     }
 
     fn decode() -> Vec<Request> {
-        (0..9).map(|i| Request { context: 300 + i, new: 1 }).collect()
+        (0..6).map(|i| Request { context: 100 + i, new: 1 }).collect()
     }
 
     #[test]

@@ -63,11 +63,23 @@ pub struct Row {
 pub fn of(library: &Library, nvrtc: &Nvrtc, targets: &[Target]) -> Result<Vec<Row>, EngineError> {
     let mut jobs: Vec<(&File, Names)> = Vec::new();
     for (_, file) in library.files() {
-        let times = if file.header.geometry.is_empty() { 1 } else { GEOMETRIES.len() };
-        jobs.extend(GEOMETRIES.iter().take(times).map(|g| (file, g.as_slice())));
+        let mut known: Vec<String> = Vec::new();
+        for geometry in &GEOMETRIES {
+            let named = named(file, geometry);
+            if !known.contains(&named) {
+                known.push(named);
+                jobs.push((file, geometry));
+            }
+        }
     }
     let rows = jobs.par_iter().map(|(file, geometry)| rows(file, geometry, nvrtc, targets));
     Ok(rows.collect::<Result<Vec<_>, _>>()?.concat())
+}
+
+/// The widths that a file is compiled for.
+fn named(file: &File, geometry: Names) -> String {
+    let asked = file.header.geometry.iter().filter_map(|n| geometry.iter().find(|(g, _)| g == n));
+    asked.map(|(n, v)| format!("{}{v}", n.to_lowercase())).collect::<Vec<_>>().join(" ")
 }
 
 fn rows(file: &File, geometry: Names, nvrtc: &Nvrtc, targets: &[Target]) -> Result<Vec<Row>, EngineError> {
@@ -84,8 +96,6 @@ fn rows(file: &File, geometry: Names, nvrtc: &Nvrtc, targets: &[Target]) -> Resu
         Err(e) => Err(EngineError::Broke(e.to_string())),
     });
     let compiled = compiled.collect::<Result<Vec<_>, _>>()?;
-    let named = file.header.geometry.iter().filter_map(|n| geometry.iter().find(|(g, _)| g == n));
-    let named: Vec<String> = named.map(|(n, v)| format!("{}{v}", n.to_lowercase())).collect();
     let row = |entry: &Entry| {
         let number = |e: &str| file.header.value(e, geometry).ok().and_then(|v| u32::try_from(v).ok());
         let threads = number(&entry.threads);
@@ -109,7 +119,7 @@ fn rows(file: &File, geometry: Names, nvrtc: &Nvrtc, targets: &[Target]) -> Resu
         Ok(Row {
             file: file.source.name.clone(),
             entry: entry.entry.clone(),
-            geometry: named.join(" "),
+            geometry: named(file, geometry),
             threads,
             targets: taken,
         })

@@ -55,7 +55,7 @@ macro_rules! passed_on {
             self.$to.unwritten(buffer)
         }
         fn take_findings(&mut self) -> Vec<String> {
-            self.$to.take_findings()
+            Device::take_findings(&mut self.$to)
         }
         fn check_guards(&mut self) -> Result<(), Error> {
             self.$to.check_guards()
