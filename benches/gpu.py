@@ -1,6 +1,10 @@
 """Times the attention kernels of kernels/ on a GPU, beside a copy, a matrix product and PyTorch's attention in the same run.
 
-Usage: python3 benches/gpu.py [--quick]       (PyTorch; libnvrtc.so.13 and libcuda.so.1 where the loader finds them)
+Usage: python3 benches/gpu.py [--quick] [--anchors] [--markdown]
+(PyTorch; libnvrtc.so.13 and libcuda.so.1 where the loader finds them)
+
+--anchors: only what kernels are measured against (copy, matrix product, PyTorch's attention), which needs no NVRTC: beside it,
+`mla-check bench` times the kernels themselves. --markdown: tables as in docs/kernels.md.
 
 The kernels are compiled here as the program does it: macros from their headers, no contraction. Before anything is timed,
 each kernel's result is compared with PyTorch's in float32 on one short case. Times are medians of events round what was
@@ -11,20 +15,24 @@ import ctypes, math, os, re, statistics, sys, tomllib
 import torch
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "kernels")
-QUICK = "--quick" in sys.argv
+QUICK, ANCHORS, MARKDOWN = ("--" + o in sys.argv for o in ("quick", "anchors", "markdown"))
+unknown = [a for a in sys.argv[1:] if a not in ("--quick", "--anchors", "--markdown")]
+if unknown:
+    sys.exit(f"there is no option {unknown[0]}\n{__doc__}")
 cuda = ctypes.CDLL("libcuda.so.1")
 nvrtc = None
-for name in ["libnvrtc.so.13", "/usr/local/cuda/lib64/libnvrtc.so.13", os.environ.get("NVRTC", "")]:
+for name in [] if ANCHORS else ["libnvrtc.so.13", "/usr/local/cuda/lib64/libnvrtc.so.13", os.environ.get("NVRTC", "")]:
     try:
         nvrtc = nvrtc or ctypes.CDLL(name)
     except OSError:
         pass
-if nvrtc is None:
+if nvrtc is None and not ANCHORS:
     sys.exit("libnvrtc.so.13 was not found: set NVRTC to its path")
 torch.manual_seed(1)
 device = torch.device("cuda")
 torch.zeros(1, device=device)
 major, minor = torch.cuda.get_device_capability()
+SHARED = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
 
 
 def text(name):
@@ -45,7 +53,8 @@ class File:
         texts = (ctypes.c_char_p * len(headers))(*[text(h).encode() for h in headers])
         includes = (ctypes.c_char_p * len(headers))(*[h.encode() for h in headers])
         nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), len(headers), texts, includes)
-        options = [f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", "--fmad=false"]
+        letter = "a" if self.header.get("specific") else ""
+        options = [f"--gpu-architecture=sm_{major}{minor}{letter}", "--std=c++17", "--fmad=false"]
         options += [f"-D{k}={v}" for k, v in defines.items()]
         array = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
         if nvrtc.nvrtcCompileProgram(program, len(options), array):
@@ -62,7 +71,7 @@ class File:
     def launch(self, entry, struct, **names):
         kernel = next(k for k in self.header["kernel"] if k["entry"] == entry)
         scope = {**self.names, **names, "cdiv": lambda a, b: -(-a // b), "max": max, "min": min}
-        value = lambda e: int(eval(e.replace("/", "//"), {}, scope))
+        value = lambda e: int(eval(e.replace("/", "//").replace("||", " or ").replace("&&", " and "), {}, scope))
         grid = [value(e) for e in kernel["grid"]] + [1, 1, 1]
         shared = value(kernel.get("shared", "0"))
         function = ctypes.c_void_p()
@@ -82,9 +91,14 @@ def check(rc):
         sys.exit(f"the driver answered {name.value}")
 
 
+class Wide(int):
+    """A whole number of 64 bits."""
+
+
 def struct(*fields):
-    """A struct by value: tensors are pointers, whole numbers 32 bits, floats 32 bits."""
-    kinds = [ctypes.c_void_p if torch.is_tensor(f) else ctypes.c_int if isinstance(f, int) else ctypes.c_float for f in fields]
+    """A struct by value: tensors are pointers, whole numbers 32 bits unless wide, floats 32 bits."""
+    of = {Wide: ctypes.c_longlong, int: ctypes.c_int, float: ctypes.c_float}
+    kinds = [ctypes.c_void_p if torch.is_tensor(f) else of[type(f)] for f in fields]
     made = type("S", (ctypes.Structure,), {"_fields_": [(f"f{i}", k) for i, k in enumerate(kinds)]})()
     for i, f in enumerate(fields):
         setattr(made, f"f{i}", f.data_ptr() if torch.is_tensor(f) else f)
@@ -123,18 +137,16 @@ class Fused:
         self.q, self.k, self.v = make(self.dk), make(self.dk), make(self.dv)
         self.o = torch.empty(tokens, heads, self.dv, device=device, dtype=torch.bfloat16)
         self.lse = torch.empty(tokens, heads, device=device)
-        rows = 16 * self.file.names["WARPS"]
+        rows = self.file.names["BM"]
         items = [[r, min(rows, tokens - r), r, 0, 0, tokens, 1, 0] for r in range(0, tokens, rows)]
         self.work = words(items[::-1])
         self.scale = self.dk**-0.5
 
     def run(self):
-        p = struct(self.q, self.k, self.v, self.work, self.o, self.lse, self.heads, self.scale / math.log(2))
+        k, v, h = self.dk, self.dv, self.heads
+        strides = [Wide(h * w) for w in (k, k, v, v)] + [k, k, v, v]
+        p = struct(self.q, self.k, self.v, self.work, self.o, self.lse, *strides, h, self.scale / math.log(2))
         self.file.launch("fused", p, items=len(self.work), heads=self.heads)
-
-    def sdpa(self):
-        q, k, v = (t.transpose(0, 1)[None] for t in (self.q, self.k, self.v))
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
 
     def error(self):
         self.run()
@@ -149,7 +161,7 @@ class Fused:
 
 class Absorbed:
     def __init__(self, heads, nope, batch, context, splits):
-        self.file = File("absorbed.cu", {"NOPE": nope, "ROPE": 64, "LATENT": 512})
+        self.file = File("absorbed.cu", {"ROPE": 64, "LATENT": 512, "SHARED": SHARED})
         self.merge_file = File("merge.cu", {})
         self.heads, self.batch, self.context, self.splits = heads, batch, context, splits
         pages = batch * -(-context // 64)
@@ -177,7 +189,10 @@ class Absorbed:
     def run(self):
         part = self.splits > 1
         o, lse = (self.part_o, self.part_lse) if part else (self.o, self.lse)
-        p = struct(self.q_latent, self.q, self.cache, self.order, self.work, o, lse, self.heads, 64, self.c2)
+        widths = [512, self.q.shape[-1], 512]
+        strides = [Wide(self.heads * w) for w in widths] + widths + [576]
+        rest = (self.q.shape[-1] - 64, self.heads, 64, self.c2)
+        p = struct(self.q_latent, self.q, self.cache, self.order, self.work, o, lse, *strides, *rest)
         self.file.launch(f"absorbed_{'part_' if part else ''}{self.rows}", p, items=len(self.work))
         if part:
             p = struct(self.part_o, self.part_lse, self.to, self.o, self.lse, self.splits, self.heads, 512)
@@ -197,6 +212,44 @@ class Absorbed:
         return off, worst
 
 
+class Table:
+    """Rows under a head, printed as they come or as Markdown."""
+
+    def __init__(self, title, *head):
+        self.head = head
+        self.widths = [max(len(h), 12) for h in head]
+        print(f"\n{title}\n" if MARKDOWN else f"\n{title}")
+        self.row(*head)
+        if MARKDOWN:
+            print("|" + "---|" + "---:|" * (len(head) - 1))
+
+    def row(self, *cells):
+        cells = [c if isinstance(c, str) else f"{c:.2f}" if c < 10 else f"{c:.0f}" for c in cells]
+        if MARKDOWN:
+            print("| " + " | ".join(cells) + " |")
+        else:
+            print("  ".join(f"{c:>{w}}" if i else f"{c:{w + 8}}" for i, (c, w) in enumerate(zip(cells, self.widths))))
+
+
+def backends(q, k, v, scale):
+    """TFLOP/s of PyTorch's attention by backend; those that refuse the shape are left out."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    heads, tokens = q.shape[1:3]
+    flops = heads * tokens**2 * (q.shape[-1] + v.shape[-1])
+    # FlashAttention 2 takes one width for all three: V padded, as vLLM does it.
+    padded = torch.nn.functional.pad(v, (0, q.shape[-1] - v.shape[-1]))
+    found = []
+    for backend, values in ((SDPBackend.FLASH_ATTENTION, padded), (SDPBackend.CUDNN_ATTENTION, v)):
+        with sdpa_kernel(backend):
+            run = lambda: torch.nn.functional.scaled_dot_product_attention(q, k, values, is_causal=True, scale=scale)
+            try:
+                found.append(flops / time(run) / 1e12)
+            except RuntimeError:
+                found.append("-")
+    return found
+
+
 print(f"{torch.cuda.get_device_name()}, sm_{major}{minor}, PyTorch {torch.__version__}")
 big = torch.empty(1 << 29, dtype=torch.float32, device=device)
 half = len(big) // 2
@@ -204,21 +257,35 @@ copy = 2 * half * 4 / time(lambda: big[:half].copy_(big[half:])) / 1e9
 del big
 m = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
 product = 2 * 8192**3 / time(lambda: m @ m) / 1e12
-print(f"copy {copy:.0f} GB/s, bf16 matrix product {product:.0f} TFLOP/s\n")
+print(f"copy {copy:.0f} GB/s, bf16 matrix product {product:.0f} TFLOP/s")
 torch.backends.cuda.matmul.allow_tf32 = False
+off_by = "off by: o, lse"
 
-print("prefill            tokens   ours TFLOP/s   SDPA TFLOP/s   ours/SDPA   error against float32: output, lse")
-for name, heads, nope, value in [("DeepSeek-V3 128", 128, 128, 128), ("GLM-5 64", 64, 192, 256)]:
+PREFILL = [("DeepSeek-V3 128", 128, 128, 128), ("GLM-5 64", 64, 192, 256)]
+TOKENS = [2048] if QUICK else [2048, 8192, 16384]
+if ANCHORS:
+    table = Table("prefill, TFLOP/s of the causal half", "heads", "tokens", "SDPA FA2", "SDPA cuDNN")
+    for name, heads, nope, value in PREFILL:
+        for tokens in TOKENS:
+            make = lambda d: torch.randn(1, heads, tokens, d, device=device, dtype=torch.bfloat16)
+            table.row(name, str(tokens), *backends(make(nope + 64), make(nope + 64), make(value), (nope + 64) ** -0.5))
+            torch.cuda.empty_cache()
+    sys.exit()
+
+table = Table("prefill, TFLOP/s of the causal half", "heads", "tokens", "ours", "SDPA FA2", "SDPA cuDNN", "ours/FA2", off_by)
+for name, heads, nope, value in PREFILL:
     off = Fused(2, nope, value, 333).error()
-    for tokens in [2048, 8192] if not QUICK else [2048]:
+    for tokens in TOKENS:
         case = Fused(heads, nope, value, tokens)
         flops = heads * tokens**2 * (case.dk + case.dv)
-        ours, theirs = flops / time(case.run) / 1e12, flops / time(case.sdpa) / 1e12
-        print(f"{name:18} {tokens:6}   {ours:12.0f}   {theirs:12.0f}   {ours / theirs:9.2f}   {off[0]:.1e}, {off[1]:.1e}")
+        ours = flops / time(case.run) / 1e12
+        theirs = backends(*(t.transpose(0, 1)[None] for t in (case.q, case.k, case.v)), case.scale)
+        ratio = "-" if theirs[0] == "-" else ours / theirs[0]
+        table.row(name, str(tokens), ours, *theirs, ratio, f"{off[0]:.1e}, {off[1]:.1e}")
         del case
         torch.cuda.empty_cache()
 
-print("\ndecode             batch x context  splits    us     GB/s   of copy   TFLOP/s   error against float32: output, lse")
+table = Table("decode", "heads", "batch x keys", "splits", "us", "GB/s", "of copy", "TFLOP/s", off_by)
 for name, heads, nope in [("V2-Lite 16", 16, 128), ("GLM-4.7-Flash 20", 20, 192), ("GLM-5 64", 64, 192), ("DeepSeek-V3 128", 128, 128)]:
     off = max(Absorbed(heads, nope, 2, 333, s).error() for s in (1, 3))
     for batch, context, splits in [(128, 8192, 1), (64, 8192, 2), (8, 32768, 16), (1, 32768, 64)][: 1 if QUICK else 4]:
@@ -226,9 +293,7 @@ for name, heads, nope in [("V2-Lite 16", 16, 128), ("GLM-4.7-Flash 20", 20, 192)
         t = time(case.run)
         bytes_ = batch * context * 1152
         flops = 2 * batch * heads * context * (576 + 512)
-        print(
-            f"{name:18} {batch:5} x {context:7}  {splits:6} {t * 1e6:6.0f}   {bytes_ / t / 1e9:6.0f}   {bytes_ / t / 1e9 / copy:7.2f}"
-            f"   {flops / t / 1e12:7.0f}   {off[0]:.1e}, {off[1]:.1e}"
-        )
+        speed = bytes_ / t / 1e9
+        table.row(name, f"{batch} x {context}", str(splits), t * 1e6, speed, speed / copy, flops / t / 1e12, f"{off[0]:.1e}, {off[1]:.1e}")
         del case
         torch.cuda.empty_cache()

@@ -418,24 +418,26 @@ pub fn engine(options: &Options) -> Result<Box<dyn Engine>, EngineError> {
         EngineKind::Ptx => {
             let device = PtxMachine::new(Target::compute(options.architecture));
             let device = device.map_err(|e| EngineError::Input(e.to_string()))?;
-            kernels("ptx", device, options)?
+            Box::new(kernels("ptx", device, options)?)
         }
-        EngineKind::Cuda => {
-            let device = Cuda::open(options.gpu).map_err(|e| match e.is_unavailable() {
-                true => EngineError::Unavailable(e.to_string()),
-                false => EngineError::Broke(e.to_string()),
-            })?;
-            kernels("cuda", device, options)?
-        }
+        EngineKind::Cuda => Box::new(kernels("cuda", gpu(options)?, options)?),
+    })
+}
+
+/// The GPU that the options name.
+pub(crate) fn gpu(options: &Options) -> Result<Cuda, EngineError> {
+    Cuda::open(options.gpu).map_err(|e| match e.is_unavailable() {
+        true => EngineError::Unavailable(e.to_string()),
+        false => EngineError::Broke(e.to_string()),
     })
 }
 
 /// Our kernels on a device, by the options.
-fn kernels<D: Device + 'static>(
+pub(crate) fn kernels<D: Device>(
     name: &'static str,
     device: D,
     options: &Options,
-) -> Result<Box<dyn Engine>, EngineError> {
+) -> Result<KernelEngine<D>, EngineError> {
     let mut engine = KernelEngine::new(name, device, library(options)?, options.splits(), &options.forms)?;
     engine.qkv_a = options.stacked();
     let computes = engine.contract().activations;
@@ -445,7 +447,7 @@ fn kernels<D: Device + 'static>(
             options.dtype
         )));
     }
-    Ok(Box::new(engine))
+    Ok(engine)
 }
 
 /// The kernel files that the options ask for.

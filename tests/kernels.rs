@@ -3,7 +3,8 @@ The program's kernels: committed PTX belongs to its source, they compile for eve
 them are found on the PTX machine where they are broken. That they are clean themselves: `tests/harness.rs`.
 
 What needs NVRTC is skipped by name where `MLA_CHECK_NVRTC` is not set, and fails with `MLA_CHECK_REQUIRE_NVRTC=1`.
-To write committed PTX anew: set both it and `MLA_CHECK_WRITE_PTX=1`, and run `cargo test --test kernels committed`.
+To write committed PTX anew: set both it and `MLA_CHECK_WRITE_PTX=1`, and run `cargo test --test kernels committed`; the table in
+docs/kernels.md likewise with `MLA_CHECK_WRITE_DOCS=1` and `cargo test --test kernels documented`.
 */
 
 #[path = "common/nvrtc.rs"]
@@ -12,6 +13,7 @@ mod environment;
 mod planted;
 
 use environment::nvrtc;
+use mla_check::bench::resources::{self, GEOMETRIES, TARGETS};
 use mla_check::check::EngineKind;
 use mla_check::device::Limits;
 use mla_check::engine::kernels::code::{COMMITTED, committed_name, options, target as target_of};
@@ -25,19 +27,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 const TARGET: Target = Target::compute(120);
-/// Heads of DeepSeek and of GLM-5: what PTX is committed for.
-const GEOMETRIES: [[(&str, i64); 5]; 2] = [
-    [("NOPE", 128), ("ROPE", 64), ("VALUE", 128), ("LATENT", 512), SHARED],
-    [("NOPE", 192), ("ROPE", 64), ("VALUE", 256), ("LATENT", 512), SHARED],
-];
-/// What a block of sm_120 has.
-const SHARED: (&str, i64) = ("SHARED", 99 * 1024);
 /// A kernel file and the scalars that it is compiled for.
-type Compilation<'l> = (&'l File, &'static [(&'static str, i64)]);
+type Compilation<'l> = (&'l File, Vec<(&'static str, i64)>);
 
 /// Every kernel file for every geometry that it depends on, by the name of its committed PTX.
 fn compilations(library: &Library) -> BTreeMap<String, Compilation<'_>> {
-    let of = |file| GEOMETRIES.iter().map(move |g| (committed_name(file, g, TARGET), (file, g.as_slice())));
+    let all = GEOMETRIES.iter().map(|g| resources::scalars(g, TARGET));
+    let of = |file| all.clone().map(move |g| (committed_name(file, &g, TARGET), (file, g)));
     library.files().flat_map(|(_, file)| of(file)).collect()
 }
 
@@ -88,9 +84,7 @@ fn every_kernel_compiles_for_every_target_within_its_limits() {
     jobs.par_iter().for_each(|((file, geometry), target)| {
         let target = &target_of(file, *target);
         let limits = Limits::of(*target).unwrap();
-        let mut geometry = geometry.to_vec();
-        geometry.retain(|g| g.0 != "SHARED");
-        geometry.push(("SHARED", limits.shared_per_block.into()));
+        let geometry = resources::scalars(&geometry[..geometry.len() - 1], *target);
         let code = nvrtc.compile(&file.source, *target, &options(file, &geometry).unwrap()).unwrap();
         assert_eq!(code.diagnostics(), "", "{} {target}", file.source.name);
         for k in &file.header.kernels {
@@ -104,6 +98,28 @@ fn every_kernel_compiles_for_every_target_within_its_limits() {
             assert!(exceeded.is_empty(), "{place}: {exceeded:?}");
         }
     });
+}
+
+/// Between these lines of docs/kernels.md stands what `mla-check bench --resources --markdown` prints.
+const TABLE: [&str; 2] = ["<!-- resources -->\n", "<!-- end of resources -->\n"];
+
+#[test]
+fn documented_resources_are_what_the_command_writes() {
+    let Some(nvrtc) = nvrtc("documented_resources_are_what_the_command_writes") else { return };
+    let rows = resources::of(&Library::built_in().unwrap(), &nvrtc, &TARGETS).unwrap();
+    let table = resources::markdown(&rows);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/kernels.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once(TABLE[0]).unwrap();
+    let (found, after) = rest.split_once(TABLE[1]).unwrap();
+    if std::env::var_os("MLA_CHECK_WRITE_DOCS").is_some_and(|v| v == "1") {
+        std::fs::write(&path, [before, TABLE[0], &table, TABLE[1], after].concat()).unwrap();
+        return;
+    }
+    // Another compiler gives other figures: the text names the pinned one.
+    assert_eq!(nvrtc.version(), PINNED);
+    let apart = found.lines().zip(table.lines()).find(|(a, b)| a != b);
+    assert!(found == table, "docs/kernels.md is not what the command writes: {apart:?}");
 }
 
 #[test]

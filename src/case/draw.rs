@@ -21,7 +21,8 @@ use mla_reference::rows::dense;
 use mla_reference::{
     Contract, Evaluator, Given, Plan, Regime, Route, Sequence, Source, Spec, Stage, Weight, Weights,
 };
-use ndarray::{Array2, ArrayView1, s};
+use ndarray::{Array2, ArrayView1, ArrayViewMut1, s};
+use rayon::prelude::*;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -133,13 +134,11 @@ impl Draw<'_> {
         let mut given = Given { hidden, context: Vec::new() };
         let own = Own::new(&self, &plan, &given);
         let mut notes = Vec::new();
-        given.context = plan.sequences.iter().map(|s| self.context(s, &own)).collect();
+        given.context = plan.sequences.par_iter().map(|s| self.context(s, &own)).collect();
         if self.regimes.contains(&Regime::Peaked) {
             notes.extend(own.peak(&self, &plan, &mut given.context));
         }
-        for c in &mut given.context {
-            c.mapv_inplace(|v| self.dtype.round(v));
-        }
+        given.context.par_iter_mut().for_each(|c| c.mapv_inplace(|v| self.dtype.round(v)));
         Ok(Case { batch: self.batch, regimes: self.regimes, plan, given, notes })
     }
 
@@ -190,7 +189,7 @@ impl Draw<'_> {
         let mut out = Array2::zeros((seq.context, g.cache()));
         let positions: Vec<u64> = (0..seq.context as u64).collect();
         let (cos, sin) = rope_table(&self.spec.rope, &positions, DType::F64);
-        for (p, mut row) in out.rows_mut().into_iter().enumerate() {
+        let fill = |(p, mut row): (usize, ArrayViewMut1<f64>)| {
             let index = ((seq.request as u64) << 40 | (seq.regime as u64) << 39) + p as u64;
             let mut rng = Stream::new(self.seed, LATENT, index);
             let z: Vec<f64> = (0..g.latent).map(|_| rng.normal()).collect();
@@ -205,7 +204,9 @@ impl Draw<'_> {
                 row[g.latent + a] = raw[a] * cos[[p, j]] - raw[b] * sin[[p, j]];
                 row[g.latent + b] = raw[b] * cos[[p, j]] + raw[a] * sin[[p, j]];
             }
-        }
+        };
+        let mut rows: Vec<ArrayViewMut1<f64>> = out.rows_mut().into_iter().collect();
+        rows.par_drain(..).enumerate().for_each(fill);
         out
     }
 }
@@ -334,7 +335,7 @@ impl Own {
     /// even the best direction does not reach it.
     fn aim(
         &self,
-        row: &mut ndarray::ArrayViewMut1<f64>,
+        row: &mut ArrayViewMut1<f64>,
         lifted: &[f64],
         logits: &[f64],
         at: usize,

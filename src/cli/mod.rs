@@ -5,6 +5,7 @@ One file a command. Reports go to stdout, progress and warnings to stderr. Every
 where, what to do. Exit codes are those of [`judge::TABLE`](crate::judge::TABLE).
 */
 
+mod bench;
 mod bisect;
 mod calibrate;
 mod case;
@@ -99,6 +100,8 @@ enum Command {
     Sensitivity(sensitivity::SensitivityArgs),
     /// Check a kernel file, CUDA C++ or PTX, with no GPU: what its kernels take, and one launch of them
     Ptx(ptx::PtxArgs),
+    /// Time each stage's kernel on a GPU, or show what kernels take of registers and shared memory
+    Bench(Box<bench::BenchArgs>),
     /// Show which engines this machine can run, and what is missing
     Devices(devices::DevicesArgs),
     /// Print a completion script for a shell
@@ -133,6 +136,7 @@ pub fn main() -> ExitCode {
         Command::Calibrate(args) => calibrate::main(args, &mut output),
         Command::Sensitivity(args) => sensitivity::main(args, &mut output),
         Command::Ptx(args) => ptx::main(args, &mut output),
+        Command::Bench(args) => bench::main(args, &mut output),
         Command::Devices(args) => devices::main(args, &mut output),
         Command::Completions(args) => packaging::completions(args, &mut output),
         Command::Man(args) => packaging::man(args, &mut output),

@@ -290,12 +290,22 @@ pub(super) enum AttentionArg {
 }
 
 #[derive(Clone, Copy)]
-enum SplitsArg {
+pub(super) enum SplitsArg {
     Auto,
     Number(usize),
 }
 
-fn splits(text: &str) -> Result<SplitsArg, String> {
+impl SplitsArg {
+    /// The number; None: by length.
+    pub(super) fn number(self) -> Option<usize> {
+        match self {
+            SplitsArg::Auto => None,
+            SplitsArg::Number(n) => Some(n),
+        }
+    }
+}
+
+pub(super) fn splits(text: &str) -> Result<SplitsArg, String> {
     match (text, text.parse::<usize>()) {
         ("auto", _) => Ok(SplitsArg::Auto),
         (_, Ok(n)) if (1..=1024).contains(&n) => Ok(SplitsArg::Number(n)),
@@ -640,10 +650,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         regimes: args.regime.regimes(),
         seed: args.seed,
         page_size: args.page_size as usize,
-        splits: match args.splits {
-            SplitsArg::Auto => None,
-            SplitsArg::Number(n) => Some(n),
-        },
+        splits: args.splits.number(),
         qkv_a: args.qkv_a,
         tp: usize::from(args.tp),
         route,
@@ -726,7 +733,7 @@ pub(super) fn attention(
 
 /// Refuses a batch that can't fit: being killed after minutes says nothing to anybody. Counted is what surely
 /// stands in memory at once: drawn context rows in float64, and keys and values at engine and judge.
-fn room(g: &Geometry, o: &Options) -> Result<(), Failure> {
+pub(super) fn room(g: &Geometry, o: &Options) -> Result<(), Failure> {
     let Some(free) = devices::memory("MemAvailable:") else { return Ok(()) };
     let (mut context, mut keys, mut part_rows) = (0, 0, 0);
     for r in &o.batch.0 {

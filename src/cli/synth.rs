@@ -31,12 +31,12 @@ pub struct SynthArgs {
     seed: u64,
 }
 
-fn presets() -> impl TypedValueParser<Value = &'static Preset> {
+pub(super) fn presets() -> impl TypedValueParser<Value = &'static Preset> {
     PossibleValuesParser::new(Preset::ALL.iter().map(|p| p.name))
         .try_map(|name| Preset::by_name(&name).ok_or("no such model"))
 }
 
-fn file_types() -> impl TypedValueParser<Value = &'static FileType> {
+pub(super) fn file_types() -> impl TypedValueParser<Value = &'static FileType> {
     PossibleValuesParser::new(FileType::ALL.iter().map(|t| t.name))
         .try_map(|name| FileType::by_name(&name).ok_or("no such file type"))
 }

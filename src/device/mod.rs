@@ -70,6 +70,16 @@ pub trait Device {
     /// [`Problem::Buffer`], [`Problem::Pattern`].
     fn poison(&mut self, buffer: Buffer, pattern: Pattern) -> Result<(), Error>;
 
+    /// Copies the first bytes of a buffer to another one, in order with launches.
+    ///
+    /// # Errors
+    /// [`Problem::Buffer`], [`Problem::Range`].
+    fn copy(&mut self, from: Buffer, to: Buffer, bytes: u64) -> Result<(), Error> {
+        let mut host = vec![0; bytes as usize];
+        self.read(from, 0, &mut host)?;
+        self.write(to, 0, &host)
+    }
+
     /// Takes code. A GPU uses the CUBIN, a PTX machine the PTX.
     ///
     /// # Errors

@@ -23,6 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Below a folder that holds Python packages, or a toolkit: where libraries may lie.
 const BELOW: [&str; 7] =
     ["", "lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "cu13/lib", "cuda_nvrtc/lib"];
+/// The same for NVIDIA's other libraries, in wheels for CUDA 12.
+const BESIDE: &str = "cublas/lib";
 
 /// Where to look.
 #[derive(Clone, Debug, Default)]
@@ -106,6 +108,20 @@ impl Search {
             }));
         }
         Ok((found, looked))
+    }
+}
+
+impl Search {
+    /// Other libraries of NVIDIA's that lie in the same places, by their names, in the order of the search.
+    pub fn libraries(&self, names: &[&str]) -> Vec<PathBuf> {
+        let mut folders: Vec<PathBuf> = self.named.iter().cloned().collect();
+        folders.extend(self.named.iter().filter_map(|n| n.parent().map(Path::to_path_buf)));
+        folders.extend(self.toolkits.iter().cloned());
+        folders.extend(self.environments.iter().flat_map(|e| packages(e)));
+        folders.extend(self.python.iter().filter_map(|p| ask(p, PATIENCE)).flatten());
+        let below = folders.iter().flat_map(|f| BELOW.iter().chain([&BESIDE]).map(|b| f.join(b)));
+        let files = below.filter(|f| !is_stubs(f)).flat_map(|f| names.iter().map(move |n| f.join(n)));
+        files.filter(|f| f.is_file()).map(|f| std::path::absolute(&f).unwrap_or(f)).collect()
     }
 }
 

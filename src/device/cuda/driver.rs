@@ -16,7 +16,7 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
 
 /// Every function that is called here, under the name that the library has it by.
-const FUNCTIONS: [&str; 30] = [
+const FUNCTIONS: [&str; 31] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -37,6 +37,7 @@ const FUNCTIONS: [&str; 30] = [
     "cuMemsetD32_v2",
     "cuMemcpyHtoD_v2",
     "cuMemcpyDtoH_v2",
+    "cuMemcpyDtoDAsync_v2",
     "cuModuleLoadData",
     "cuModuleUnload",
     "cuModuleGetFunction",
@@ -199,7 +200,7 @@ impl Context {
     }
 
     /// Makes it this thread's: all calls below work on the thread's context.
-    fn bind(&self) -> Result<(), Failed> {
+    pub fn bind(&self) -> Result<(), Failed> {
         // SAFETY: `raw` is retained.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })
     }
@@ -250,6 +251,18 @@ impl Context {
         // SAFETY: the range lies in live memory of the device, and `into` has room for as many bytes.
         let result = unsafe { sys::cuMemcpyDtoH_v2(into.as_mut_ptr().cast(), address, into.len()) };
         check("cuMemcpyDtoH", result)
+    }
+
+    /// Copies bytes from `at` on to the same place of other memory, in order with launches.
+    pub fn copy(&self, from: &Memory, to: &Memory, at: usize, count: usize) -> Result<(), Failed> {
+        let call = "cuMemcpyDtoDAsync";
+        let (source, target) = (from.range(call, at, count)?, to.range(call, at, count)?);
+        if count == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: both ranges lie in live memory of the device; the null stream is the one that everything here goes to.
+        check(call, unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, count, ptr::null_mut()) })
     }
 
     /// Sets bytes from `at` on to `count` repetitions of a value, in order with launches.

@@ -10,10 +10,12 @@ Everything goes to the null stream of the device's primary context, so that call
 `CUDA_LAUNCH_BLOCKING=1` a launch itself waits, and no deadline holds.
 */
 
+mod blas;
 mod driver;
 mod guard;
 mod probe;
 
+pub use blas::Blas;
 pub use probe::{Gpu, Installed};
 
 use super::{
@@ -140,6 +142,11 @@ impl Cuda {
     }
 
     /// Refuses every call after the one that broke.
+    /// Makes the device's context this thread's, for libraries that work on the thread's.
+    fn bind(&mut self) -> Result<(), Error> {
+        self.context.bind().map_err(|f| self.failed(f, "the device's context"))
+    }
+
     fn alive(&self) -> Result<(), Error> {
         match &self.ended {
             None => Ok(()),
@@ -364,6 +371,19 @@ impl Device for Cuda {
 
     fn fill(&mut self, buffer: Buffer, pattern: Pattern) -> Result<(), Error> {
         self.set(buffer, pattern)
+    }
+
+    fn copy(&mut self, from: Buffer, to: Buffer, bytes: u64) -> Result<(), Error> {
+        self.alive()?;
+        let (source, target) = (self.held(from)?, self.held(to)?);
+        for held in [source, target] {
+            range(0, usize::try_from(bytes).unwrap_or(usize::MAX), held.bytes)
+                .map_err(|p| Error::new(p, &*held.what))?;
+        }
+        let copied = self.context.copy(&source.memory, &target.memory, guard::BYTES, bytes as usize);
+        let what = target.what.clone();
+        self.queued = true;
+        copied.map_err(|f| self.failed(f, &what))
     }
 
     fn poison(&mut self, buffer: Buffer, pattern: Pattern) -> Result<(), Error> {
