@@ -11,11 +11,14 @@ docs/kernels.md likewise with `MLA_CHECK_WRITE_DOCS=1` and `cargo test --test ke
 mod environment;
 #[path = "common/planted.rs"]
 mod planted;
+#[path = "common/strided.rs"]
+mod strided;
 
 use environment::nvrtc;
 use mla_check::bench::resources::{self, GEOMETRIES, TARGETS};
 use mla_check::check::EngineKind;
 use mla_check::device::Limits;
+use mla_check::device::ptx::PtxMachine;
 use mla_check::engine::kernels::code::{COMMITTED, committed_name, options, target as target_of};
 use mla_check::engine::kernels::library::{File, Library};
 use mla_check::nvrtc::stamp::{self, Stamp};
@@ -143,6 +146,11 @@ fn broken_kernels_are_found_where_they_are_broken() {
     // Another text has no committed PTX.
     let Some(_) = nvrtc("broken_kernels_are_found_where_they_are_broken") else { return };
     PLANTED.par_iter().for_each(|planted| found(EngineKind::Ptx, planted));
+}
+
+#[test]
+fn rows_that_do_not_lie_together_give_the_same_bits() {
+    strided::attention(&mut PtxMachine::new(TARGET).unwrap());
 }
 
 /// What no value shows: the wait for copies is gone.
