@@ -124,13 +124,17 @@ fn absorbed<D: Device>(device: &mut D) {
     let all = [layouts(TOKENS, latent), layouts(TOKENS, nope + rope), layouts(TOKENS, latent)];
     let data: Vec<_> = (0..2).map(|i| numbers(all[i][0].elements(), 5 + i as u32)).collect();
     let keys = numbers(KEYS * (latent + rope), 9);
-    let rows = TOKENS * HEADS;
-    let work = [0, rows, 0, 0, 0, KEYS, KEYS - TOKENS + 1, 0].map(|w| w as u32);
+    let all_rows = TOKENS * HEADS;
+    let entries = [("absorbed_16", 16), ("absorbed_32", 32), ("absorbed_64", 64)];
     kernel(device, |m| {
         let mut first = None;
         // Rows of the cache together, with a gap, and as far apart as in shared memory: then 16 are copied at once.
         let pitches = [(576, 64), (600, 16), (584, 16), (584, 7)];
-        for (layout, (pitch, page)) in (0..3).flat_map(|l| pitches.map(|p| (l, p))) {
+        let cases = (0..3).flat_map(|l| pitches.map(|p| (l, p)));
+        for ((layout, (pitch, page)), (entry, rows)) in cases.flat_map(|c| entries.map(|e| (c, e))) {
+            let starts = (0..all_rows).step_by(rows);
+            let item = |r: usize| [r, rows.min(all_rows - r), r, 0, 0, KEYS, KEYS - TOKENS + 1, 0];
+            let work: Vec<u32> = starts.flat_map(item).map(|w| w as u32).collect();
             // The last pages first.
             let pages = KEYS.div_ceil(page);
             let mut cache = vec![NAN; pages * page * pitch];
@@ -151,13 +155,14 @@ fn absorbed<D: Device>(device: &mut D) {
             arguments.extend(at.map(|l| Arg::from(l.head as i32)));
             arguments.extend([pitch, nope, HEADS, page].map(|n| Arg::from(n as i32)));
             arguments.push(C2.into());
-            m.launch("absorbed_64", &[("items", 1), ("heads", HEADS)], &arguments).unwrap();
+            let items = all_rows.div_ceil(rows);
+            m.launch(entry, &[("items", items), ("heads", HEADS)], &arguments).unwrap();
             let found = (at[2].gathered(&m.read(o).unwrap()), m.read(lse).unwrap());
             assert!(found.0.iter().all(|v| *v & 0x7f80 != 0x7f80), "not finite");
             assert_eq!(
                 *first.get_or_insert_with(|| found.clone()),
                 found,
-                "layout {layout}, rows {pitch} apart"
+                "{entry}, layout {layout}, rows {pitch} apart"
             );
             assert_eq!(m.device.take_findings(), [""; 0]);
         }
