@@ -1,245 +1,351 @@
 /*---
-version = 1
-geometry = ["NOPE", "ROPE", "LATENT"]
+version = 2
+specific = true
+geometry = ["ROPE", "LATENT", "SHARED"]
 
 [tile]
-BN = 32       # keys of a tile
+BN = 32       # keys of a tile of the softmax
+SLOTS = 5     # of 16 keys in shared memory
+SLOTS_64 = 4  # beside 64 rows, which leave no room for more in 99 KiB: where there is more, one more
 
 [[kernel]]
 entry = "absorbed_16"
 stages = ["o_latent", "lse"]
 rows = "16"
-threads = "256"
+threads = "32 * 7"
 grid = ["items"]
-shared = "2 * BN * ((LATENT + ROPE) * 2 + 16) + 16 * (2 * (BN + 4) * 4 + BN * 2 + 16 + 8)"
-requires = ["(LATENT + ROPE) % 64 == 0", "LATENT % 128 == 0", "ROPE % 16 == 0"]
+shared = "SLOTS * 16 * ((LATENT + ROPE) * 2 + 16) + 16 * (4 * BN + 44) + 16 * SLOTS + 64"
+requires = ["LATENT % 32 == 0", "ROPE % 16 == 0"]
 
 [[kernel]]
 entry = "absorbed_32"
 stages = ["o_latent", "lse"]
 rows = "32"
-threads = "256"
+threads = "32 * 8"
 grid = ["items"]
-shared = "2 * BN * ((LATENT + ROPE) * 2 + 16) + 32 * (2 * (BN + 4) * 4 + BN * 2 + 16 + 8)"
-requires = ["(LATENT + ROPE) % 64 == 0", "LATENT % 128 == 0", "ROPE % 16 == 0"]
+shared = "SLOTS * 16 * ((LATENT + ROPE) * 2 + 16) + 32 * (4 * BN + 44) + 16 * SLOTS + 64"
+requires = ["LATENT % 64 == 0", "ROPE % 16 == 0"]
 
 [[kernel]]
 entry = "absorbed_64"
 stages = ["o_latent", "lse"]
 rows = "64"
-threads = "256"
+threads = "32 * 12"
 grid = ["items"]
-shared = "2 * BN * ((LATENT + ROPE) * 2 + 16) + 64 * (2 * (BN + 4) * 4 + BN * 2 + 16 + 8)"
-requires = ["(LATENT + ROPE) % 64 == 0", "LATENT % 128 == 0", "ROPE % 16 == 0"]
+shared = "(SLOTS_64 + (SHARED > 101376)) * (16 * ((LATENT + ROPE) * 2 + 16) + 16) + 64 * (4 * BN + 44) + 64"
+requires = ["LATENT % 128 == 0", "ROPE % 16 == 0"]
 
 [[kernel]]
 entry = "absorbed_part_16"
 stages = ["part_o", "part_lse"]
 rows = "16"
-threads = "256"
+threads = "32 * 7"
 grid = ["items"]
-shared = "2 * BN * ((LATENT + ROPE) * 2 + 16) + 16 * (2 * (BN + 4) * 4 + BN * 2 + 16 + 8)"
-requires = ["(LATENT + ROPE) % 64 == 0", "LATENT % 128 == 0", "ROPE % 16 == 0"]
+shared = "SLOTS * 16 * ((LATENT + ROPE) * 2 + 16) + 16 * (4 * BN + 44) + 16 * SLOTS + 64"
+requires = ["LATENT % 32 == 0", "ROPE % 16 == 0"]
 
 [[kernel]]
 entry = "absorbed_part_32"
 stages = ["part_o", "part_lse"]
 rows = "32"
-threads = "256"
+threads = "32 * 8"
 grid = ["items"]
-shared = "2 * BN * ((LATENT + ROPE) * 2 + 16) + 32 * (2 * (BN + 4) * 4 + BN * 2 + 16 + 8)"
-requires = ["(LATENT + ROPE) % 64 == 0", "LATENT % 128 == 0", "ROPE % 16 == 0"]
+shared = "SLOTS * 16 * ((LATENT + ROPE) * 2 + 16) + 32 * (4 * BN + 44) + 16 * SLOTS + 64"
+requires = ["LATENT % 64 == 0", "ROPE % 16 == 0"]
 
 [[kernel]]
 entry = "absorbed_part_64"
 stages = ["part_o", "part_lse"]
 rows = "64"
-threads = "256"
+threads = "32 * 12"
 grid = ["items"]
-shared = "2 * BN * ((LATENT + ROPE) * 2 + 16) + 64 * (2 * (BN + 4) * 4 + BN * 2 + 16 + 8)"
-requires = ["(LATENT + ROPE) % 64 == 0", "LATENT % 128 == 0", "ROPE % 16 == 0"]
+shared = "(SLOTS_64 + (SHARED > 101376)) * (16 * ((LATENT + ROPE) * 2 + 16) + 16) + 64 * (4 * BN + 44) + 64"
+requires = ["LATENT % 128 == 0", "ROPE % 16 == 0"]
 
 [contract]
 activations = "bf16"
 accumulate = "mma(16, 25)"
 softmax = { tile = "BN", p = "bf16", row_sum = "unrounded", factor = "log2e" }
 ---*/
-// Attention in the latent space, over pages of the cache: all heads share the keys, so a row is a head of a token, and a
-// tile of the cache is key and value at once. A block has up to 16, 32 or 64 rows of one request and eight warps:
+// Attention in the latent space, over pages of the cache: all heads share the keys, so a row is a head of a token, and what
+// is read of the cache is key and value at once. A block has up to 16, 32 or 64 rows of one request; its warps have roles:
 //
-// - scores: a warp has 16 rows, some keys of the tile and half of the terms; q stays in registers, the halves meet in
-//   shared memory;
-// - softmax: as many threads a row as there are, P to shared memory;
-// - output: a warp has all rows and an eighth of the columns, in registers.
+// - loading: copies 16 keys at a time into a ring of slots, as soon as a slot is free;
+// - scores: a warp has 16 rows, with all of q in registers; it does the softmax too, and leaves P in shared memory;
+// - output: a warp has all rows and a share of the columns, in registers.
 //
-// While a tile is worked on, the next is loaded. Rows of shared memory are an odd number of 16 bytes apart, so that ldmatrix
-// meets each bank once.
+// They meet at mbarriers alone, so that loads, scores and output of different tiles go on at once. A copy of a row is issued
+// by one lane after the other (20 to 30 ns each on an H200), so several warps load where there are few rows; with 64 rows
+// there are no registers for more warps, and the warps of the output load. Rows of shared memory are an odd number of 16
+// bytes apart, so that ldmatrix meets each bank once; a cache whose rows are as far apart is copied 16 rows at once.
 #include "attention.cuh"
+#include "pipeline.cuh"
 
 struct Absorbed {
-    const u16* q_latent;  // [token][heads][LATENT]
-    const u16* q;         // [token][heads][NOPE + ROPE]; the rope columns are read
+    const u16* q_latent;  // [token][head][LATENT]
+    const u16* q;         // [token][head][.]; its rope columns begin at rope_at
     const u16* cache;     // [page][page_size][LATENT + ROPE]
     const int* pages;     // page tables of all requests; an item's keys begin at its own entry
     const Work* work;     // [items]; rows are heads of tokens
-    void* o;              // [token][heads][LATENT]
+    void* o;              // [token][head][LATENT]
     float* lse;           // [token][heads]
-    int heads, page_size;
+    i64 q_latent_token, q_token, o_token;          // elements from a token to the next one
+    int q_latent_head, q_head, o_head, cache_row;  // from a head to the next one, from a key to the next one
+    int rope_at, heads, page_size;
     float c2;  // float32 of scale times log2 e
 };
 
-constexpr int WARPS = 8, THREADS = 32 * WARPS;
-constexpr int WIDTH = LATENT + ROPE, PITCH = WIDTH * 2 + 16, TILE = BN * PITCH;
-constexpr int STEPS = WIDTH / 16, HALF = STEPS / 2;  // of terms, 16 at a time
-constexpr int S_PITCH = BN + 4, P_PITCH = BN * 2 + 16;
-constexpr int COLUMNS = LATENT / WARPS;  // of a warp
-static_assert(BN == 32 && HALF % 2 == 0 && COLUMNS % 16 == 0 && LATENT % 16 == 0, "tile");
+constexpr int WIDTH = LATENT + ROPE, STEPS = WIDTH / 16;  // of terms, 16 at a time
+constexpr int PITCH = WIDTH * 2 + 16, SLOT = 16 * PITCH, P_PITCH = BN * 2 + 16;
+constexpr int PARTS = BN / 16;  // slots of a tile
+static_assert(BN % 16 == 0 && LATENT % 16 == 0 && ROPE % 16 == 0, "whole tiles of the tensor core");
 
-template <int ROWS, class Out> DEVICE void attend(const Absorbed& p) {
-    extern __shared__ __align__(128) u8 memory[];
-    constexpr int MT = ROWS / 16, KEY_GROUPS = 4 / MT, KEYS = BN / KEY_GROUPS;
-    constexpr int SHARE = THREADS / ROWS, OWN = BN / SHARE;  // threads of a row in the softmax, and keys of each
-    float* scores = (float*)(memory + 2 * TILE);             // [half][row][S_PITCH]
-    u8* probabilities = (u8*)(scores + 2 * ROWS * S_PITCH);  // [row][P_PITCH]
-    float* factors = (float*)(probabilities + ROWS * P_PITCH);
-    float* inverses = factors + ROWS;
-    const int warp = warp_index(), lane = threadIdx.x % 32, line = lane / 4, pair = lane % 4 * 2;
-    const Work w = p.work[blockIdx.x];
-    const int* pages = p.pages + w.keys;
-    const u32 base = shared_address(memory);
-    const int last = seen(w, (w.row + w.rows - 1 - w.first) / p.heads), tiles = (last + BN - 1) / BN;
-
-    constexpr int READERS = THREADS / BN, PIECES = WIDTH / 8;  // of a row of the cache
-    auto load = [&](int tile) {
-        const int row = threadIdx.x / READERS, key = tile * BN + row, position = w.begin + key;
-        const bool there = key < last;
-        const size_t slot = there ? size_t(pages[position / p.page_size]) * p.page_size + position % p.page_size : 0;
-        const u16* from = p.cache + slot * WIDTH;
-        const u32 to = base + tile % 2 * TILE + row * PITCH;
-        UNROLL for (int i = 0; i < PIECES / READERS; i++) {
-            const int col = (threadIdx.x % READERS + i * READERS) * 8;
-            copy_async(to + col * 2, from + col, there);
-        }
-    };
-    static_assert(PIECES % READERS == 0, "every thread copies as much");
-
-    if (tiles > 0) load(0);
-    commit();
-    // Scores: which rows, keys and terms this warp has.
-    const int group = warp % MT, keys0 = warp / MT % KEY_GROUPS * KEYS, half = warp / 4;
-    u32 q[HALF][4];
-    {
-        const int low = group * 16 + line;
-        UNROLL for (int k = 0; k < HALF; k++) UNROLL for (int e = 0; e < 4; e++) {
-            const int row = low + e % 2 * 8, col = (half * HALF + k) * 16 + pair + e / 2 * 8;
-            const size_t at = w.row + row;
-            const u16* from = col < LATENT ? p.q_latent + at * LATENT + col : p.q + at * (NOPE + ROPE) + NOPE + col - LATENT;
-            q[k][e] = row < w.rows ? *(const u32*)from : 0;
-        }
-    }
-    // Softmax: which row and keys this thread has.
-    const int own_row = threadIdx.x / SHARE, own_key = threadIdx.x % SHARE * OWN;
-    const int sees = own_row < w.rows ? seen(w, (w.row + own_row - w.first) / p.heads) : 0;
-    float most = minus_infinity(), sum = 0.f;
-    float o[MT][COLUMNS / 8][4];
-    UNROLL for (int m = 0; m < MT; m++)
-        UNROLL for (int i = 0; i < COLUMNS / 8; i++) UNROLL for (int e = 0; e < 4; e++) o[m][i][e] = 0.f;
-
-    for (int tile = 0; tile < tiles; tile++) {
-        wait<0>();
-        __syncthreads();  // the tile is there, and nobody reads the other one
-        if (tile + 1 < tiles) load(tile + 1);
-        commit();
-        const u32 keys = base + tile % 2 * TILE;
-
-        float s[KEYS / 8][4];
-        UNROLL for (int j = 0; j < KEYS / 8; j++) UNROLL for (int e = 0; e < 4; e++) s[j][e] = 0.f;
-        if (KEYS == 8) {  // one load has 8 keys and 32 terms
-            const u32 at = keys + (keys0 + lane % 8) * PITCH + half * HALF * 32 + lane / 8 * 16;
-            UNROLL for (int k = 0; k < HALF; k += 2) {
-                u32 right[4];
-                load_matrices(at + k * 32, right);
-                multiply(s[0], q[k], right[0], right[1]);
-                multiply(s[0], q[k + 1], right[2], right[3]);
-            }
-        } else {  // one load has 16 keys and 16 terms
-            const u32 at = keys + (keys0 + lane % 8 + lane / 16 * 8) * PITCH + half * HALF * 32 + lane / 8 % 2 * 16;
-            UNROLL for (int k = 0; k < HALF; k++) UNROLL for (int j = 0; j < KEYS / 16; j++) {
-                u32 right[4];
-                load_matrices(at + j * 16 * PITCH + k * 32, right);
-                multiply(s[2 * j], q[k], right[0], right[1]);
-                multiply(s[2 * j + 1], q[k], right[2], right[3]);
-            }
-        }
-        UNROLL for (int j = 0; j < KEYS / 8; j++) UNROLL for (int r = 0; r < 2; r++)
-            store_pair(scores + (half * ROWS + group * 16 + line + r * 8) * S_PITCH + keys0 + j * 8 + pair, s[j][2 * r], s[j][2 * r + 1]);
-        __syncthreads();
-
-        float x[OWN], now = most;
-        UNROLL for (int j = 0; j < OWN; j++) {
-            const float* from = scores + own_row * S_PITCH + own_key + j;
-            x[j] = tile * BN + own_key + j < sees ? from[0] + from[ROWS * S_PITCH] : minus_infinity();
-            now = fmaxf(now, x[j]);
-        }
-        UNROLL for (int d = 1; d < SHARE; d *= 2) now = fmaxf(now, __shfl_xor_sync(ALL, now, d));
-        const float factor = rescale(most, now, p.c2), shift = offset(now, p.c2);
-        const bool moved = now != most;
-        most = now;
-        sum *= factor;
-        UNROLL for (int j = 0; j < OWN; j += 2) {
-            x[j] = exp2_(fmaf(x[j], p.c2, shift));
-            x[j + 1] = exp2_(fmaf(x[j + 1], p.c2, shift));
-            sum += x[j] + x[j + 1];
-            *(u32*)(probabilities + own_row * P_PITCH + (own_key + j) * 2) = pack(x[j], x[j + 1]);
-        }
-        if (threadIdx.x % SHARE == 0) factors[own_row] = factor;
-
-        if (__syncthreads_or(moved)) {  // else all factors are 1
-            UNROLL for (int m = 0; m < MT; m++) UNROLL for (int r = 0; r < 2; r++) {
-                const float f = factors[m * 16 + line + r * 8];
-                UNROLL for (int i = 0; i < COLUMNS / 8; i++) {
-                    o[m][i][2 * r] *= f;
-                    o[m][i][2 * r + 1] *= f;
-                }
-            }
-        }
-        const u32 p_at = shared_address(probabilities) + lane % 16 * P_PITCH + lane / 16 * 16;
-        const u32 v_at = keys + lane % 16 * PITCH + (warp * COLUMNS + lane / 16 * 8) * 2;
-        UNROLL for (int k = 0; k < BN / 16; k++) {
-            u32 left[MT][4];
-            UNROLL for (int m = 0; m < MT; m++) load_matrices(p_at + m * 16 * P_PITCH + k * 32, left[m]);
-            UNROLL for (int i = 0; i < COLUMNS / 16; i++) {
-                u32 right[4];
-                load_transposed(v_at + k * 16 * PITCH + i * 32, right);
-                UNROLL for (int m = 0; m < MT; m++) {
-                    multiply(o[m][2 * i], left[m], right[0], right[1]);
-                    multiply(o[m][2 * i + 1], left[m], right[2], right[3]);
-                }
-            }
-        }
-    }
-
-    UNROLL for (int d = 1; d < SHARE; d *= 2) sum += __shfl_xor_sync(ALL, sum, d);
-    if (threadIdx.x % SHARE == 0) {
-        inverses[own_row] = reciprocal(sum);
-        if (own_row < w.rows) p.lse[w.out + own_row] = log_sum_exp(most, sum, p.c2);
-    }
-    __syncthreads();
-    UNROLL for (int m = 0; m < MT; m++) UNROLL for (int r = 0; r < 2; r++) {
-        const int row = m * 16 + line + r * 8;
-        if (row >= w.rows) continue;
-        const float inverse = inverses[row];
-        Out* to = (Out*)p.o + size_t(w.out + row) * LATENT + warp * COLUMNS + pair;
-        UNROLL for (int i = 0; i < COLUMNS / 8; i++)
-            store_pair(to + i * 8, o[m][i][2 * r] * inverse, o[m][i][2 * r + 1] * inverse);
+// The next slot of a ring of N, and the parity of its phase.
+template <int N> DEVICE void advance(int& slot, u32& parity) {
+    if (++slot == N) {
+        slot = 0;
+        parity ^= 1;
     }
 }
 
-#define KERNEL(NAME, ROWS, OUT) \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ Absorbed p) { attend<ROWS, OUT>(p); }
-KERNEL(absorbed_16, 16, u16)
-KERNEL(absorbed_32, 32, u16)
-KERNEL(absorbed_64, 64, u16)
-KERNEL(absorbed_part_16, 16, float)
-KERNEL(absorbed_part_32, 32, float)
-KERNEL(absorbed_part_64, 64, float)
+// LOADERS: warps that only load, none: those of the output do. SCORE_REGISTERS, OUTPUT_REGISTERS: what the roles have once
+// they have begun, 0: all the same.
+template <int ROWS, int LOADERS, int SCORE_REGISTERS, int OUTPUT_REGISTERS, class Out> DEVICE void attend(const Absorbed& p) {
+    extern __shared__ __align__(128) u8 memory[];
+    constexpr int MT = ROWS / 16, N = ROWS == 64 ? SLOTS_64 + (SHARED > 101376) : SLOTS, OUTPUTS = 2 * MT, COLUMNS = LATENT / OUTPUTS, NT = COLUMNS / 8;
+    static_assert(COLUMNS % 16 == 0, "whole tiles of the tensor core");
+    u8* probabilities = memory + N * SLOT;                      // [2][ROWS][P_PITCH]
+    float* factors = (float*)(probabilities + 2 * ROWS * P_PITCH);  // [2][ROWS]
+    float* inverses = factors + 2 * ROWS;                           // [ROWS]
+    int* moved = (int*)(inverses + ROWS);                           // [2][4]: whether any factor of a warp is not 1
+    const u32 full = shared_address(moved + 8), empty = full + 8 * N, p_full = empty + 8 * N, p_empty = p_full + 16;
+    const int warp = warp_index(), lane = threadIdx.x % 32, line = lane / 4, pair = lane % 4 * 2;
+    const Work w = p.work[blockIdx.x];
+    const int last = seen(w, (w.row + w.rows - 1 - w.first) / p.heads), slots = (last + 15) / 16, tiles = (last + BN - 1) / BN;
+    const u32 base = shared_address(memory);
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < N; i++) {
+            barrier_init(full + 8 * i, 1);
+            barrier_init(empty + 8 * i, OUTPUTS);
+        }
+        for (int i = 0; i < 2; i++) {
+            barrier_init(p_full + 8 * i, MT);
+            barrier_init(p_empty + 8 * i, OUTPUTS);
+        }
+        barrier_ready();
+    }
+    __syncthreads();
+
+    const int* pages = p.pages + w.keys;
+    const int shift = p.page_size & p.page_size - 1 ? -1 : 31 - __clz(p.page_size);
+    // Which row of the cache a key is; beyond the last key the last one's, whose numbers are finite. Pools have fewer than
+    // 2^32 rows; elements are counted in 64 bits.
+    auto row_of = [&](int key) {
+        const int position = w.begin + min(key, last - 1), entry = shift < 0 ? position / p.page_size : position >> shift;
+        return u32(pages[entry]) * p.page_size + (position - entry * p.page_size);
+    };
+    auto copy_row = [&](int slot, int row, u32 from) {
+        copy_bulk(base + slot * SLOT + row * PITCH, p.cache + i64(from) * p.cache_row, WIDTH * 2, full + 8 * slot);
+    };
+
+    if (warp < MT) {
+        if (SCORE_REGISTERS) more_registers<SCORE_REGISTERS ? SCORE_REGISTERS : 8>();
+        u32 q[STEPS][4];
+        int sees[2];
+        UNROLL for (int r = 0; r < 2; r++) {
+            const int row = warp * 16 + line + r * 8, at = w.row + row, token = at / p.heads, head = at % p.heads;
+            const bool there = row < w.rows;
+            sees[r] = there ? seen(w, token - w.first / p.heads) : 0;
+            const u16* latent = p.q_latent + token * p.q_latent_token + i64(head) * p.q_latent_head + pair;
+            const u16* rope = p.q + token * p.q_token + i64(head) * p.q_head + p.rope_at + pair;
+            UNROLL for (int k = 0; k < STEPS; k++) UNROLL for (int e = 0; e < 2; e++) {
+                const int col = k * 16 + e * 8;
+                q[k][r + 2 * e] = there ? *(const u32*)(col < LATENT ? latent + col : rope + (col - LATENT)) : 0;
+            }
+        }
+        const int least = __reduce_min_sync(ALL, min(sees[0], sees[1]));
+        float most[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.f, 0.f};
+        const u32 keys = base + (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16;
+        int slot = 0;
+        u32 parity = 0;
+        for (int tile = 0; tile < tiles; tile++) {
+            float s[2 * PARTS][4];
+            UNROLL for (int part = 0; part < PARTS; part++) {
+                if (part && tile * PARTS + part >= slots) {  // nobody sees these
+                    UNROLL for (int e = 0; e < 8; e++) s[2 * part + e / 4][e % 4] = minus_infinity();
+                    continue;
+                }
+                barrier_wait(full + 8 * slot, parity);
+                float a[2][2][4];  // two chains of terms, so that no product waits for the one before
+                UNROLL for (int e = 0; e < 8; e++) a[0][e / 4][e % 4] = a[1][e / 4][e % 4] = 0.f;
+                UNROLL for (int k = 0; k < STEPS; k++) {
+                    u32 right[4];
+                    load_matrices(keys + slot * SLOT + k * 32, right);
+                    multiply(a[k % 2][0], q[k], right[0], right[1]);
+                    multiply(a[k % 2][1], q[k], right[2], right[3]);
+                }
+                UNROLL for (int e = 0; e < 8; e++) s[2 * part + e / 4][e % 4] = a[0][e / 4][e % 4] + a[1][e / 4][e % 4];
+                advance<N>(slot, parity);
+            }
+            if ((tile + 1) * BN > least) {
+                UNROLL for (int e = 0; e < 4; e++) {
+                    const int left = sees[e / 2] - tile * BN - pair - e % 2;
+                    UNROLL for (int j = 0; j < 2 * PARTS; j++) if (j * 8 >= left) s[j][e] = minus_infinity();
+                }
+            }
+            float now[2], factor[2];
+            UNROLL for (int r = 0; r < 2; r++) {
+                now[r] = most[r];
+                UNROLL for (int j = 0; j < 2 * PARTS; j++) now[r] = fmaxf(now[r], fmaxf(s[j][2 * r], s[j][2 * r + 1]));
+                now[r] = fmaxf(now[r], __shfl_xor_sync(ALL, now[r], 1));
+                now[r] = fmaxf(now[r], __shfl_xor_sync(ALL, now[r], 2));
+            }
+            const bool any = __any_sync(ALL, now[0] != most[0] || now[1] != most[1]);
+            UNROLL for (int r = 0; r < 2; r++) {
+                factor[r] = rescale(most[r], now[r], p.c2);
+                most[r] = now[r];
+                sum[r] *= factor[r];
+                const float shift = offset(now[r], p.c2);
+                UNROLL for (int j = 0; j < 2 * PARTS; j++) {
+                    UNROLL for (int e = 2 * r; e < 2 * r + 2; e++) s[j][e] = exp2_(fmaf(s[j][e], p.c2, shift));
+                    sum[r] += s[j][2 * r] + s[j][2 * r + 1];
+                }
+            }
+            const int buffer = tile % 2;
+            if (tile >= 2) barrier_wait(p_empty + 8 * buffer, (tile / 2 - 1) % 2);
+            UNROLL for (int r = 0; r < 2; r++) {
+                const int row = buffer * ROWS + warp * 16 + line + r * 8;
+                u8* to = probabilities + row * P_PITCH + pair * 2;
+                UNROLL for (int j = 0; j < 2 * PARTS; j++) *(u32*)(to + j * 16) = pack(s[j][2 * r], s[j][2 * r + 1]);
+                if (any && pair == 0) factors[row] = factor[r];
+            }
+            if (lane == 0) moved[buffer * 4 + warp] = any;
+            __syncwarp();
+            if (lane == 0) barrier_arrive(p_full + 8 * buffer);
+        }
+        UNROLL for (int r = 0; r < 2; r++) {
+            sum[r] += __shfl_xor_sync(ALL, sum[r], 1);
+            sum[r] += __shfl_xor_sync(ALL, sum[r], 2);
+            const int row = warp * 16 + line + r * 8;
+            if (pair == 0) {
+                inverses[row] = reciprocal(sum[r]);
+                if (row < w.rows) p.lse[w.out + row] = log_sum_exp(most[r], sum[r], p.c2);
+            }
+        }
+        __syncthreads();
+    } else if (LOADERS && warp >= MT + OUTPUTS) {
+        constexpr int EACH = 16 / (LOADERS ? LOADERS : 1);  // rows of a slot that a warp brings
+        const bool together = p.cache_row * 2 == PITCH && p.page_size % 16 == 0 && w.begin % 16 == 0;
+        const int first = (warp - MT - OUTPUTS) * EACH, mine = together ? 0 : first + lane % EACH;
+        const bool speaks = first == 0 && lane == 0;
+        u32 from = slots ? row_of(mine) : 0;
+        int slot = 0;
+        u32 parity = 1;
+        for (int i = 0; i < slots; i++) {
+            // Looked up while the slot is not free yet.
+            const u32 next = i + 1 < slots ? row_of((i + 1) * 16 + mine) : 0;
+            if (i >= N) barrier_wait(empty + 8 * slot, parity);
+            if (together && i * 16 + 16 <= last) {
+                if (speaks) {
+                    barrier_expect(full + 8 * slot, SLOT - 16);
+                    copy_bulk(base + slot * SLOT, p.cache + i64(from) * p.cache_row, SLOT - 16, full + 8 * slot);
+                }
+            } else {
+                if (speaks) barrier_expect(full + 8 * slot, 16 * WIDTH * 2);
+                __syncwarp();
+                if (lane < EACH) copy_row(slot, first + lane, together ? row_of(i * 16 + first + lane) : from);
+            }
+            from = next;
+            advance<N>(slot, parity);
+        }
+        __syncthreads();
+    } else {
+        if (OUTPUT_REGISTERS) fewer_registers<OUTPUT_REGISTERS ? OUTPUT_REGISTERS : 8>();
+        const int own = warp - MT, column0 = own * COLUMNS;
+        constexpr int EACH = 16 / OUTPUTS;  // rows of a slot that a warp brings, where it does
+        const int mine = own * EACH + min(lane, EACH - 1);
+        auto bring = [&](int slot, u32 from) {
+            if (own == 0 && lane == 0) barrier_expect(full + 8 * slot, 16 * WIDTH * 2);
+            if (lane < EACH) copy_row(slot, mine, from);
+        };
+        u32 from = 0;
+        int filled = 0;
+        u32 emptied = 0;
+        if (!LOADERS) {
+            for (int i = 0; i < N && i < slots; i++) bring(i, row_of(i * 16 + mine));
+            if (N < slots) from = row_of(N * 16 + mine);
+        }
+        float o[MT][NT][4];
+        UNROLL for (int m = 0; m < MT; m++)
+            UNROLL for (int i = 0; i < NT; i++) UNROLL for (int e = 0; e < 4; e++) o[m][i][e] = 0.f;
+        const u32 values = base + lane % 16 * PITCH + (column0 + lane / 16 * 8) * 2;
+        const u32 p_at = shared_address(probabilities) + lane % 16 * P_PITCH + lane / 16 * 16;
+        int slot = 0;
+        u32 parity = 0;
+        for (int tile = 0; tile < tiles; tile++) {
+            const int buffer = tile % 2;
+            barrier_wait(full + 8 * slot, parity);
+            barrier_wait(p_full + 8 * buffer, tile / 2 % 2);
+            UNROLL for (int m = 0; m < MT; m++) {
+                if (!moved[buffer * 4 + m]) continue;
+                UNROLL for (int r = 0; r < 2; r++) {
+                    const float f = factors[buffer * ROWS + m * 16 + line + r * 8];
+                    UNROLL for (int i = 0; i < NT; i++) {
+                        o[m][i][2 * r] *= f;
+                        o[m][i][2 * r + 1] *= f;
+                    }
+                }
+            }
+            UNROLL for (int part = 0; part < PARTS; part++) {
+                const int now = tile * PARTS + part;
+                if (part) {
+                    if (now >= slots) break;
+                    barrier_wait(full + 8 * slot, parity);
+                }
+                if (!LOADERS && now > 0 && now - 1 + N < slots) {  // the slot before this one is read: it is filled again
+                    barrier_wait(empty + 8 * filled, emptied);
+                    bring(filled, from);
+                    advance<N>(filled, emptied);
+                    if (now + N < slots) from = row_of((now + N) * 16 + mine);
+                }
+                u32 left[MT][4];
+                UNROLL for (int m = 0; m < MT; m++)
+                    load_matrices(p_at + (buffer * ROWS + m * 16) * P_PITCH + part * 32, left[m]);
+                UNROLL for (int i = 0; i < NT; i += 2) {
+                    u32 right[4];
+                    load_transposed(values + slot * SLOT + i * 16, right);
+                    UNROLL for (int m = 0; m < MT; m++) {
+                        multiply(o[m][i], left[m], right[0], right[1]);
+                        multiply(o[m][i + 1], left[m], right[2], right[3]);
+                    }
+                }
+                __syncwarp();
+                if (lane == 0) barrier_arrive(empty + 8 * slot);
+                advance<N>(slot, parity);
+            }
+            if (lane == 0) barrier_arrive(p_empty + 8 * buffer);
+        }
+        __syncthreads();
+        UNROLL for (int m = 0; m < MT; m++) UNROLL for (int r = 0; r < 2; r++) {
+            const int row = m * 16 + line + r * 8, at = w.out + row;
+            if (row >= w.rows) continue;
+            const float inverse = inverses[row];
+            Out* to = (Out*)p.o + at / p.heads * p.o_token + i64(at % p.heads) * p.o_head + column0 + pair;
+            UNROLL for (int i = 0; i < NT; i++) store_pair(to + i * 8, o[m][i][2 * r] * inverse, o[m][i][2 * r + 1] * inverse);
+        }
+    }
+}
+
+#define KERNEL(NAME, ROWS, LOADERS, SCORE_REGISTERS, OUTPUT_REGISTERS, OUT)                                              \
+    extern "C" __global__ void __launch_bounds__((3 * ROWS / 16 + LOADERS) * 32, 1) NAME(const __grid_constant__ Absorbed p) { \
+        attend<ROWS, LOADERS, SCORE_REGISTERS, OUTPUT_REGISTERS, OUT>(p);                                                \
+    }
+KERNEL(absorbed_16, 16, 4, 0, 0, u16)
+KERNEL(absorbed_32, 32, 2, 0, 0, u16)
+KERNEL(absorbed_part_16, 16, 4, 0, 0, float)
+KERNEL(absorbed_part_32, 32, 2, 0, 0, float)
+#if SPECIFIC  // 4 warps of 200 registers and 8 of 152 are all that a multiprocessor has for 12 warps of 168
+KERNEL(absorbed_64, 64, 0, 200, 152, u16)
+KERNEL(absorbed_part_64, 64, 0, 200, 152, float)
+#endif

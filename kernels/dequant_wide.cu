@@ -1,5 +1,5 @@
 /*---
-version = 1
+version = 2
 
 [[kernel]]
 entry = "dequant_q8_1"

@@ -1,5 +1,5 @@
 /*---
-version = 1
+version = 2
 
 [tile]
 BM = 128       # rows of a block

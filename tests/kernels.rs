@@ -16,7 +16,7 @@ use environment::nvrtc;
 use mla_check::bench::resources::{self, GEOMETRIES, TARGETS};
 use mla_check::check::EngineKind;
 use mla_check::device::Limits;
-use mla_check::engine::kernels::code::{COMMITTED, committed_name, options};
+use mla_check::engine::kernels::code::{COMMITTED, committed_name, options, target as target_of};
 use mla_check::engine::kernels::library::{File, Library};
 use mla_check::nvrtc::stamp::{self, Stamp};
 use mla_check::nvrtc::{PINNED, Target};
@@ -28,11 +28,12 @@ use std::path::Path;
 
 const TARGET: Target = Target::compute(120);
 /// A kernel file and the scalars that it is compiled for.
-type Compilation<'l> = (&'l File, &'static [(&'static str, i64)]);
+type Compilation<'l> = (&'l File, Vec<(&'static str, i64)>);
 
 /// Every kernel file for every geometry that it depends on, by the name of its committed PTX.
 fn compilations(library: &Library) -> BTreeMap<String, Compilation<'_>> {
-    let of = |file| GEOMETRIES.iter().map(move |g| (committed_name(file, g, TARGET), (file, g.as_slice())));
+    let all = GEOMETRIES.iter().map(|g| resources::scalars(g, TARGET));
+    let of = |file| all.clone().map(move |g| (committed_name(file, &g, TARGET), (file, g)));
     library.files().flat_map(|(_, file)| of(file)).collect()
 }
 
@@ -43,9 +44,9 @@ fn committed_ptx_belongs_to_its_sources_and_the_compiler_gives_it_again() {
     let write = std::env::var_os("MLA_CHECK_WRITE_PTX").is_some_and(|v| v == "1");
     let compiler = nvrtc("committed_ptx_belongs_to_its_sources_and_the_compiler_gives_it_again (compiling)");
     for (name, (file, geometry)) in &all {
-        let options = options(file, geometry).unwrap();
-        let stamp = Stamp::of(&file.source, TARGET, &options, PINNED);
-        let again = compiler.as_ref().map(|n| n.compile(&file.source, TARGET, &options).unwrap().ptx);
+        let (options, target) = (options(file, geometry).unwrap(), target_of(file, TARGET));
+        let stamp = Stamp::of(&file.source, target, &options, PINNED);
+        let again = compiler.as_ref().map(|n| n.compile(&file.source, target, &options).unwrap().ptx);
         if let (true, Some(ptx)) = (write, &again) {
             let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/ptx").join(name);
             std::fs::write(path, stamp.head(ptx)).unwrap();
@@ -62,7 +63,17 @@ fn committed_ptx_belongs_to_its_sources_and_the_compiler_gives_it_again() {
     assert!(write || COMMITTED.len() == all.len());
 }
 
-/// No spills, no local memory, no block beyond the target's limits, no word of complaint.
+/// Bytes of local memory that a kernel may use: none, but where it was measured to be the faster way. The roles of 64 rows
+/// share all registers of a multiprocessor (200 and 152 of each thread) and lack ten; heads of 192 and 128 lack two.
+fn spill(entry: &str, target: Target) -> u32 {
+    match (entry, target.number) {
+        ("absorbed_64" | "absorbed_part_64", _) => 136,
+        ("fused" | "fused_part", 90) => 8,
+        _ => 0,
+    }
+}
+
+/// Hardly any spills, no block beyond the target's limits, no word of complaint.
 #[test]
 fn every_kernel_compiles_for_every_target_within_its_limits() {
     let Some(nvrtc) = nvrtc("every_kernel_compiles_for_every_target_within_its_limits") else { return };
@@ -71,15 +82,17 @@ fn every_kernel_compiles_for_every_target_within_its_limits() {
     let all = compilations(&library);
     let jobs: Vec<_> = all.values().flat_map(|c| targets.iter().map(move |t| (c, *t))).collect();
     jobs.par_iter().for_each(|((file, geometry), target)| {
-        let code = nvrtc.compile(&file.source, *target, &options(file, geometry).unwrap()).unwrap();
-        assert_eq!(code.diagnostics(), "", "{} {target}", file.source.name);
+        let target = &target_of(file, *target);
         let limits = Limits::of(*target).unwrap();
+        let geometry = resources::scalars(&geometry[..geometry.len() - 1], *target);
+        let code = nvrtc.compile(&file.source, *target, &options(file, &geometry).unwrap()).unwrap();
+        assert_eq!(code.diagnostics(), "", "{} {target}", file.source.name);
         for k in &file.header.kernels {
             let place = format!("{} for {target}", k.entry);
             let found = code.kernel(&k.entry).unwrap_or_else(|| panic!("{place} is missing"));
-            let local = (found.frame_bytes, found.spill_store_bytes, found.spill_load_bytes);
-            assert_eq!(local, (0, Some(0), Some(0)), "{place}");
-            let number = |e: &str| file.header.value(e, geometry).unwrap() as u32;
+            let local = found.frame_bytes.max(found.spill_store_bytes.unwrap_or(u32::MAX));
+            assert!(local <= spill(&k.entry, *target), "{place}: {local} bytes of local memory");
+            let number = |e: &str| file.header.value(e, &geometry).unwrap() as u32;
             let shared = k.shared.as_deref().map_or(0, number);
             let exceeded = limits.exceeded(found, number(&k.threads), shared);
             assert!(exceeded.is_empty(), "{place}: {exceeded:?}");
@@ -112,8 +125,8 @@ fn documented_resources_are_what_the_command_writes() {
 #[test]
 fn kernels_with_other_tiles_are_clean_under_the_contract_of_their_header() {
     let changes = [
-        ("fused.cu", "BN = 32 ", "BN = 64 "),
-        ("fused.cu", "WARPS = 8 ", "WARPS = 4 "),
+        ("fused.cu", "BN = 64 ", "BN = 32 "),
+        ("fused.cu", "BM = 128 ", "BM = 64 "),
         ("product.cu", "BM = 128 ", "BM = 64 "),
         ("norm.cu", "THREADS = 256", "THREADS = 64"),
     ];
@@ -121,7 +134,7 @@ fn kernels_with_other_tiles_are_clean_under_the_contract_of_their_header() {
         return;
     };
     let report = altered(EngineKind::Ptx, Form::Fused, &changes);
-    assert_eq!(report.contract.softmax.tile, 64);
+    assert_eq!(report.contract.softmax.tile, 32);
     clean(&report);
 }
 

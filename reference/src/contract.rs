@@ -192,6 +192,8 @@ pub struct Contract {
     pub rope_products: Option<DType>,
     /// Softmax.
     pub softmax: Softmax,
+    /// That of the absorbed form, where it is another; see [`Contract::of_form`].
+    pub absorbed: Option<Softmax>,
     /// Splits of the keys in decode (1 part: none).
     pub splits: Splits,
     /// Rows of a prefill are split by the same rule, counted over all keys of their sequence.
@@ -239,6 +241,8 @@ struct Written {
     ranks: usize,
     #[serde(default = "Softmax::exact")]
     softmax: Softmax,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    absorbed: Option<Softmax>,
     #[serde(default)]
     unemulated: Unemulated,
 }
@@ -259,6 +263,7 @@ impl From<Written> for Contract {
             rope_angle: w.rope_angle,
             rope_products: w.rope_products,
             softmax: w.softmax,
+            absorbed: w.absorbed.filter(|s| *s != w.softmax),
             splits: w.splits,
             split_prefill: w.split_prefill,
             merge_groups: w.merge_groups.filter(|n| *n > 0),
@@ -288,6 +293,7 @@ impl From<Contract> for Written {
             merge_groups: c.merge_groups,
             ranks: c.ranks,
             softmax: c.softmax,
+            absorbed: c.absorbed,
             unemulated: c.unemulated,
         }
     }
@@ -310,6 +316,7 @@ impl Contract {
             rope_angle: RopeAngle::Exact,
             rope_products: None,
             softmax: Softmax::exact(),
+            absorbed: None,
             splits: Splits::Parts(1),
             split_prefill: false,
             merge_groups: None,
@@ -345,9 +352,19 @@ impl Contract {
             norm_cast: self.norm_cast.map(of),
             rope_table: of(self.rope_table),
             rope_products: self.rope_products.map(of),
-            softmax: Softmax { p: self.softmax.p.map(of), ..self.softmax },
-            ..self
+            ..self.with_softmax(|s| Softmax { p: s.p.map(of), ..s })
         }
+    }
+
+    /// The contract of a form's tensors: this one, with the softmax that the form has.
+    pub fn of_form(&self, form: Option<crate::Form>) -> Contract {
+        let own = self.absorbed.filter(|_| form == Some(crate::Form::Absorbed));
+        Contract { softmax: own.unwrap_or(self.softmax), absorbed: None, ..*self }
+    }
+
+    /// The same contract, with every softmax altered.
+    pub fn with_softmax(&self, alter: impl Fn(Softmax) -> Softmax) -> Contract {
+        Contract { softmax: alter(self.softmax), absorbed: self.absorbed.map(alter), ..*self }
     }
 
     /// Key ranges of the splits of a row of `keys` keys, in order; see [`Splits::ranges`].

@@ -6,7 +6,7 @@ Compiled here for any target, with no GPU: figures are those of the machine code
 
 use crate::device::Limits;
 use crate::engine::EngineError;
-use crate::engine::kernels::code::options;
+use crate::engine::kernels::code::{self, options};
 use crate::engine::kernels::header::{Entry, Names};
 use crate::engine::kernels::library::{File, Library};
 use crate::nvrtc::{Nvrtc, Resources, Target};
@@ -18,6 +18,12 @@ pub const GEOMETRIES: [[(&str, i64); 4]; 2] = [
     [("NOPE", 128), ("ROPE", 64), ("VALUE", 128), ("LATENT", 512)],
     [("NOPE", 192), ("ROPE", 64), ("VALUE", 256), ("LATENT", 512)],
 ];
+
+/// The widths, and what a block of a target has of shared memory: of an unknown one what all have.
+pub fn scalars<'g>(geometry: Names<'g>, target: Target) -> Vec<(&'g str, i64)> {
+    let shared = Limits::of(target).map_or(99 * 1024, |l| l.shared_per_block);
+    geometry.iter().copied().chain([("SHARED", shared.into())]).collect()
+}
 
 /// The targets of the tables.
 pub const TARGETS: [Target; 2] = [Target::sm(90), Target::sm(120)];
@@ -89,19 +95,22 @@ fn rows(file: &File, geometry: Names, nvrtc: &Nvrtc, targets: &[Target]) -> Resu
             "{e}\n  where: {name}\n  do: correct its header; docs/kernels.md has the fields"
         ))
     };
-    let options = options(file, geometry).map_err(wrong)?;
-    let compiled = targets.iter().map(|&target| match nvrtc.compile(&file.source, target, &options) {
-        Ok(code) => Ok((target, code)),
-        Err(e) if e.is_unavailable() => Err(EngineError::Unavailable(e.to_string())),
-        Err(e) => Err(EngineError::Broke(e.to_string())),
-    });
-    let compiled = compiled.collect::<Result<Vec<_>, _>>()?;
+    let compile = |target: Target| {
+        let scalars = scalars(geometry, target);
+        let options = options(file, &scalars).map_err(wrong)?;
+        match nvrtc.compile(&file.source, code::target(file, target), &options) {
+            Ok(code) => Ok((target, scalars, code)),
+            Err(e) if e.is_unavailable() => Err(EngineError::Unavailable(e.to_string())),
+            Err(e) => Err(EngineError::Broke(e.to_string())),
+        }
+    };
+    let compiled = targets.iter().map(|t| compile(*t)).collect::<Result<Vec<_>, _>>()?;
     let row = |entry: &Entry| {
-        let number = |e: &str| file.header.value(e, geometry).ok().and_then(|v| u32::try_from(v).ok());
-        let threads = number(&entry.threads);
-        let dynamic = entry.shared.as_deref().map_or(Some(0), number);
+        let number = |e: &str, all: Names| file.header.value(e, all).ok().and_then(|v| u32::try_from(v).ok());
+        let threads = number(&entry.threads, geometry);
         let mut taken = Vec::new();
-        for (target, code) in &compiled {
+        for (target, scalars, code) in &compiled {
+            let dynamic = entry.shared.as_deref().map_or(Some(0), |e| number(e, scalars));
             let found = code.kernel(&entry.entry);
             let found = found.ok_or_else(|| wrong(format!("the code has no kernel {}", entry.entry)))?;
             taken.push(Taken {

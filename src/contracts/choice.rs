@@ -70,8 +70,8 @@ impl ContractChoice {
     /// The contract to emulate, of an engine that declares this one.
     pub fn of(&self, declared: &Contract) -> Result<Contract, ChoiceError> {
         let softmax = match self {
-            ContractChoice::Declared => declared.softmax,
-            ContractChoice::None => Softmax { emulate: false, ..declared.softmax },
+            ContractChoice::Declared => return Ok(*declared),
+            ContractChoice::None => return Ok(declared.with_softmax(|s| Softmax { emulate: false, ..s })),
             ContractChoice::Named(k) => {
                 let s = k.contract_for(declared.activations).softmax;
                 // Kernels are built for 16 bits; of float32 there is nothing to cast.
@@ -96,7 +96,7 @@ impl ContractChoice {
                 });
             }
         };
-        Ok(Contract { softmax, splits: splits(declared, softmax.tile), ..*declared })
+        Ok(Contract { softmax, absorbed: None, splits: splits(declared, softmax.tile), ..*declared })
     }
 }
 

@@ -93,9 +93,10 @@ impl<'a> Closer<'a> {
             true => Vec::new(),
             false => menu::entries(self.isolated.contract, self.id.stage, self.id.form),
         };
-        if let Some(declared) = self.settings.declared.as_ref().filter(|_| !searched) {
-            all.retain(|(_, c)| c != declared);
-            all.insert(0, (menu::declared(self.isolated.contract, declared), *declared));
+        if let Some(declared) = self.settings.declared.filter(|_| !searched).map(|c| c.of_form(self.id.form))
+        {
+            all.retain(|(_, c)| *c != declared);
+            all.insert(0, (menu::declared(self.isolated.contract, &declared), declared));
         }
         for (name, contract) in all {
             let other = Isolated { contract: &contract, ..*self.isolated };

@@ -58,6 +58,11 @@ impl Target {
     pub const fn compute(number: u32) -> Target {
         Target { number, suffix: Suffix::None, kind: Kind::Virtual }
     }
+    /// For this architecture alone, with the instructions that no other has. From 9.0 on; what is older has none of its own.
+    pub fn specific(self) -> Target {
+        let suffix = if self.number >= 90 { Suffix::Architecture } else { self.suffix };
+        Target { suffix, ..self }
+    }
     /// Whether compiling gives a CUBIN.
     pub fn is_real(self) -> bool {
         self.kind == Kind::Real

@@ -38,8 +38,8 @@ pub const PLANTED: [Planted; 4] = [
         changes: &[
             (
                 "absorbed.cu",
-                "template <int ROWS, class Out>",
-                "__device__ u16 phantom[1 << 22];\ntemplate <int ROWS, class Out>",
+                "template <int ROWS, int LOADERS,",
+                "__device__ u16 phantom[1 << 22];\ntemplate <int ROWS, int LOADERS,",
             ),
             ("absorbed.cu", "Out* to = (Out*)p.o +", "Out* to = (Out*)phantom +"),
         ],
@@ -60,18 +60,14 @@ pub const PLANTED: [Planted; 4] = [
     Planted {
         name: "wrong_page",
         form: Form::Absorbed,
-        changes: &[(
-            "absorbed.cu",
-            "pages[position / p.page_size]",
-            "pages[position / p.page_size ^ (position >= 64)]",
-        )],
+        changes: &[("absorbed.cu", "u32(pages[entry])", "u32(pages[entry ^ (position >= 64)])")],
         first: &["part_o"],
         says: "",
     },
     Planted {
         name: "dropped_rescale",
         form: Form::Fused,
-        changes: &[("fused.cu", "o[i][e] *= factor[e / 2];", "o[i][e] *= 1.f;")],
+        changes: &[("fused.cu", "o[m][i][e] *= factor[e / 2];", "o[m][i][e] *= 1.f;")],
         first: &["part_o", "attn_out"],
         says: "",
     },

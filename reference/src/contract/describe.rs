@@ -57,6 +57,7 @@ impl Contract {
             ("softmax.cast_scaled", s.cast_scaled.to_string()),
             ("softmax.factor", word(&s.factor)),
             ("softmax.exponential", word(&s.exponential)),
+            ("absorbed", self.absorbed.map_or("as softmax".into(), |s| word(&s))),
             ("unemulated.activations", word(&u.activations)),
             ("unemulated.all_reduce", word(&u.all_reduce)),
             ("unemulated.all_reduce_dtype", u.all_reduce_dtype.to_string()),
@@ -105,6 +106,11 @@ impl Display for Contract {
             (0, true) => write!(f, ", no tiles")?,
             (tile, true) if s.pairs => write!(f, ", tile {tile} in pairs{order}")?,
             (tile, true) => write!(f, ", tile {tile}{order}")?,
+        }
+        match self.absorbed {
+            Some(a) if a == (super::Softmax { tile: a.tile, ..*s }) => write!(f, " (absorbed {})", a.tile)?,
+            Some(a) => write!(f, " (absorbed: {})", format!("{a:?}").to_lowercase())?,
+            None => {}
         }
         match (s.p, s.emulate, s.normalised) {
             (None, ..) => write!(f, ", P not cast")?,

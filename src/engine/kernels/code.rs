@@ -35,8 +35,7 @@ pub const COMMITTED: &[(&str, &str)] = committed_ptx![
     "merge.compute_120.ptx",
     "fused-nope128-rope64-value128.compute_120.ptx",
     "fused-nope192-rope64-value256.compute_120.ptx",
-    "absorbed-nope128-rope64-latent512.compute_120.ptx",
-    "absorbed-nope192-rope64-latent512.compute_120.ptx"
+    "absorbed-rope64-latent512-shared101376.compute_120a.ptx"
 ];
 
 /// A folder's worth of code, compiled as it is asked for.
@@ -64,6 +63,11 @@ pub fn options(file: &File, geometry: Names) -> Result<Options, String> {
     Ok(options)
 }
 
+/// What a kernel file is compiled for, on a device of this target.
+pub fn target(file: &File, device: Target) -> Target {
+    if file.header.specific { device.specific() } else { device }
+}
+
 /// Name of committed PTX: the kernel file's, with the geometry that it depends on.
 pub fn committed_name(file: &File, geometry: Names, target: Target) -> String {
     let mut name = file.source.name.trim_end_matches(".cu").to_string();
@@ -72,7 +76,7 @@ pub fn committed_name(file: &File, geometry: Names, target: Target) -> String {
             name += &format!("-{}{value}", g.to_lowercase());
         }
     }
-    format!("{name}.{target}.ptx")
+    format!("{name}.{}.ptx", self::target(file, target))
 }
 
 impl Code {
@@ -114,7 +118,7 @@ impl Code {
                 self.library.place(name)
             ))
         })?;
-        let target = device.target();
+        let target = target(file, device.target());
         let compiled = match committed(file, &options, geometry, target) {
             Some(compiled) => Arc::new(compiled),
             None => compiled(file, target, &options)?,

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 
 /// Version of the parameter structs that this program passes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// A kernel file's header.
 #[derive(Clone, Debug, Deserialize)]
@@ -20,6 +20,9 @@ pub const VERSION: u32 = 1;
 pub struct Header {
     /// Version of the parameter structs.
     pub version: u32,
+    /// Whether the code is compiled for one architecture alone, as sm_90a, whose own instructions it uses.
+    #[serde(default)]
+    pub specific: bool,
     /// Scalars of the layer that the code is compiled for, as macros.
     #[serde(default)]
     pub geometry: Vec<String>,
@@ -135,7 +138,7 @@ mod tests {
 
     const TEXT: &str = r#"
 /*---
-version = 1
+version = 2
 geometry = ["NOPE"]
 [tile]
 BN = 32
@@ -167,7 +170,7 @@ code"#;
             Header::of(&text).and_then(|h| h.contract().map(|_| h)).err().unwrap_or_default()
         };
         assert!(of("/*---", "/*--").contains("does not begin with a header"));
-        assert!(of("version = 1", "version = 2").contains("of version 2, this program passes version 1"));
+        assert!(of("version = 2", "version = 1").contains("of version 1, this program passes version 2"));
         assert!(of("threads", "thread").contains("unknown field `thread`"));
         assert!(of("tile = \"BN\"", "tile = \"BM\"").contains("nothing is called \"BM\""));
         assert!(of("mma(16, 25)", "mma").contains("\"mma\" is no accumulator"));

@@ -22,6 +22,7 @@ macro_rules! built_in {
 const BUILT_IN: &[(&str, &str)] = built_in![
     "common.cuh",
     "attention.cuh",
+    "pipeline.cuh",
     "dequant.cuh",
     "codebooks.cuh",
     "dequant.cu",

@@ -18,13 +18,13 @@ mod work;
 use super::stack::QkvA;
 use super::{Description, Engine, EngineError, KernelFile, Sink, fits};
 use crate::case::Case;
-use crate::device::Device;
+use crate::device::{Device, Limits};
 use crate::model::Layer;
 use code::Code;
 use library::Library;
 use machine::Machine;
 use mla_numeric::DType;
-use mla_reference::{Contract, Form, Geometry};
+use mla_reference::{Contract, Form, Geometry, Splits};
 use std::cell::RefCell;
 
 /// Our kernels on a device.
@@ -37,8 +37,8 @@ pub struct KernelEngine<D: Device> {
     inner: RefCell<(D, Code)>,
 }
 
-/// Scalars of a layer that kernels may be compiled for.
-pub fn scalars(g: &Geometry) -> Vec<(&'static str, i64)> {
+/// Scalars of a layer, and of a device, that kernels may be compiled for.
+pub fn scalars(g: &Geometry, limits: &Limits) -> Vec<(&'static str, i64)> {
     [
         ("HIDDEN", g.hidden),
         ("HEADS", g.heads),
@@ -47,6 +47,7 @@ pub fn scalars(g: &Geometry) -> Vec<(&'static str, i64)> {
         ("ROPE", g.rope),
         ("NOPE", g.nope),
         ("VALUE", g.value),
+        ("SHARED", limits.shared_per_block as usize),
     ]
     .map(|(name, value)| (name, value as i64))
     .to_vec()
@@ -65,7 +66,7 @@ impl<D: Device> KernelEngine<D> {
         splits: usize,
         forms: &[Form],
     ) -> Result<KernelEngine<D>, EngineError> {
-        let contract = contract(&library, splits, forms).map_err(EngineError::Broke)?;
+        let contract = with_splits(contract(&library, forms).map_err(EngineError::Broke)?, splits);
         let inner = RefCell::new((device, Code::new(library)));
         Ok(KernelEngine { name, contract, splits, qkv_a: QkvA::Split, inner })
     }
@@ -82,7 +83,8 @@ impl<D: Device> KernelEngine<D> {
         fits(self.name, splits, layer, case)?;
         let mut inner = self.inner.borrow_mut();
         let (device, code) = &mut *inner;
-        let mut machine = Machine::new(device, code, scalars(&layer.spec.geometry));
+        let scalars = scalars(&layer.spec.geometry, &device.limits());
+        let mut machine = Machine::new(device, code, scalars);
         run::Run::new(&mut machine, (contract, self.qkv_a), layer, case, sink)?.all(forms, sink)
     }
 
@@ -92,9 +94,27 @@ impl<D: Device> KernelEngine<D> {
     }
 }
 
+/// The contract with splits: of whole tiles of both forms, so that both are cut alike.
+fn with_splits(contract: Contract, parts: usize) -> Contract {
+    let tiles = [contract.softmax.tile, contract.of_form(Some(Form::Absorbed)).softmax.tile];
+    let splits = match tiles {
+        [one, other] if one == other => parts.into(),
+        [one, other] => Splits::Equal { parts, multiple: common_multiple(one.max(1), other.max(1)) },
+    };
+    Contract { splits, ..contract }
+}
+
+fn common_multiple(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
+}
+
 /// What the kernels of a library declare together, and what this host adds: norms' weights, partial results and lse are
-/// float32.
-fn contract(library: &Library, splits: usize, forms: &[Form]) -> Result<Contract, String> {
+/// float32. The two forms may have tiles of their own.
+fn contract(library: &Library, forms: &[Form]) -> Result<Contract, String> {
     let mut all: Option<(String, Contract)> = None;
     let unused = |name: &str| {
         (name == "fused.cu" && !forms.contains(&Form::Fused))
@@ -104,7 +124,7 @@ fn contract(library: &Library, splits: usize, forms: &[Form]) -> Result<Contract
         let place = || library.place(name);
         let wrong = |e: String| format!("{e}\n  where: {}\n  do: correct its header", place());
         let Some(mut c) = file.header.contract().map_err(wrong)? else { continue };
-        c = Contract { norm_weights: DType::F32, splits: splits.into(), ..c };
+        c = Contract { norm_weights: DType::F32, ..c };
         let attends = c.softmax != mla_reference::Softmax::exact();
         match &mut all {
             None => all = Some((place(), c)),
@@ -117,6 +137,10 @@ fn contract(library: &Library, splits: usize, forms: &[Form]) -> Result<Contract
                 (*other, *known) = (place(), c);
             }
             Some((_, known)) if *known == c => {}
+            // Files come by name: the absorbed form's first.
+            Some((_, known)) if Contract { softmax: c.softmax, ..*known } == c => {
+                (known.absorbed, known.softmax) = (Some(known.softmax), c.softmax);
+            }
             Some((other, _)) => return Err(apart(&place(), other)),
         }
     }
@@ -151,7 +175,7 @@ impl<D: Device> Engine for KernelEngine<D> {
     }
 
     fn with_splits(&self, splits: usize) -> Option<Box<dyn Engine + '_>> {
-        let contract = Contract { splits: splits.into(), ..self.contract };
+        let contract = with_splits(self.contract, splits);
         Some(Box::new(Split { engine: self, contract, splits }))
     }
 

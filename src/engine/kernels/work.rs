@@ -96,9 +96,10 @@ pub fn items(
 
 /// Key ranges: those of the parts, or all keys.
 fn ranges(plan: &Plan, contract: &Contract, form: Form, seq: &Sequence, parts: bool) -> Vec<Range<usize>> {
-    let splits = if parts { plan.splits } else { 1 };
-    let contract = Contract { splits: splits.into(), ..*contract };
-    if parts { plan.part_ranges(form, seq, &contract) } else { contract.split_ranges(seq.keys()) }
+    if parts {
+        return plan.part_ranges(form, seq, &contract.of_form(Some(form)));
+    }
+    Contract { splits: 1.into(), ..*contract }.split_ranges(seq.keys())
 }
 
 /// The smallest kernel that takes all rows at once, so that keys are read once; else the largest.

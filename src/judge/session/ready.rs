@@ -15,7 +15,6 @@ use crate::trace::TensorId;
 use crate::trace::store::View;
 use mla_reference::rows::Rounded;
 use mla_reference::{Contract, Phase, Stage, Weight};
-use std::borrow::Cow;
 
 /// What stands ready for a stage.
 #[derive(Default)]
@@ -125,12 +124,9 @@ impl Session<'_> {
     }
 
     /// The contract under which a stage is compared: less is emulated where its inputs are uncertain.
-    pub(super) fn contract_for(&self, id: TensorId, ready: &Ready) -> Cow<'_, Contract> {
-        if self.chain.view(id.form).loose(&ready.inputs) {
-            Cow::Owned(chain::loosened(&self.contract))
-        } else {
-            Cow::Borrowed(&self.contract)
-        }
+    pub(super) fn contract_for(&self, id: TensorId, ready: &Ready) -> Contract {
+        let own = self.contract.of_form(id.form);
+        if self.chain.view(id.form).loose(&ready.inputs) { chain::loosened(&own) } else { own }
     }
 
     /// A stage with what it is recomputed from.

@@ -110,14 +110,32 @@ impl<D: Device> Run<'_, '_, D> {
         let heads = self.geometry().heads;
         for (entry, items, list) in lists {
             let mut arguments = operands.to_vec();
-            arguments.extend([Arg::In(list.buffer), written(out[0]), written(out[1]), (heads as i32).into()]);
-            if form == Form::Absorbed {
-                arguments.push((self.plan().page_size as i32).into());
-            }
+            arguments.extend([Arg::In(list.buffer), written(out[0]), written(out[1])]);
+            arguments.extend(self.strides(form));
             arguments.push(c2.into());
             self.machine.launch(entry, &[("items", *items), ("heads", heads)], &arguments)?;
         }
         Ok(())
+    }
+
+    /// How far apart tokens, heads and keys lie, in elements; and what else the form's kernels need of the layout.
+    fn strides(&self, form: Form) -> Vec<Arg> {
+        let g = self.geometry();
+        let tokens =
+            |widths: &[usize]| widths.iter().map(|w| Arg::from((g.heads * w) as i64)).collect::<Vec<_>>();
+        let numbers = |all: &[usize]| all.iter().map(|n| Arg::from(*n as i32)).collect::<Vec<_>>();
+        match form {
+            Form::Fused => {
+                let widths = [g.key(), g.key(), g.value, g.value];
+                [tokens(&widths), numbers(&widths), numbers(&[g.heads])].concat()
+            }
+            Form::Absorbed => {
+                let widths = [g.latent, g.key(), g.latent];
+                let row = g.latent + g.rope;
+                [tokens(&widths), numbers(&widths), numbers(&[row, g.nope, g.heads, self.plan().page_size])]
+                    .concat()
+            }
+        }
     }
 
     pub(super) fn merge(
