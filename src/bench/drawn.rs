@@ -42,6 +42,16 @@ pub struct Drawn<'a> {
     seen: Vec<(TensorId, String)>,
 }
 
+/// A few requests as a run of their own.
+pub struct Few {
+    /// Requests and what is given.
+    pub case: Case,
+    /// Tensors in the order in which they came.
+    pub tensors: Vec<(TensorId, Tensor)>,
+    /// What the device saw go wrong.
+    pub seen: Vec<(TensorId, String)>,
+}
+
 struct Starts {
     rows: [Vec<usize>; 2],
     parts: [Vec<usize>; 2],
@@ -114,8 +124,8 @@ impl<'a> Drawn<'a> {
         names.iter().map(row).collect()
     }
 
-    /// The case of what was drawn, its tensors in the order in which they came, and what the device saw go wrong.
-    pub fn finish(self) -> (Case, Vec<(TensorId, Tensor)>, Vec<(TensorId, String)>) {
+    /// What was drawn.
+    pub fn finish(self) -> Few {
         let cache = self.kept.iter().find(|(id, _)| id.stage == Stage::Cache).map(|(_, t)| t);
         let width = self.geometry.cache();
         let context = self.pieces.iter().zip(&self.plan.sequences).map(|(piece, own)| {
@@ -150,7 +160,7 @@ impl<'a> Drawn<'a> {
             notes: Vec::new(),
             plan: self.plan,
         };
-        (case, self.kept, self.seen)
+        Few { case, tensors: self.kept, seen: self.seen }
     }
 }
 
@@ -288,7 +298,7 @@ mod tests {
         let engine = CpuEngine::new(options.dtype, splits);
         let mut drawn = Drawn::new(&case, &layer.spec.geometry, 1);
         engine.run(&layer, &case, &[form], &mut Spoiler(&mut drawn, spoil)).unwrap();
-        let (few, tensors, seen) = drawn.finish();
+        let Few { case: few, tensors, seen } = drawn.finish();
         assert!(few.plan.tokens() < case.plan.tokens() && seen.is_empty());
         let settings = Settings { captured_weights: Some(Vec::new()), ..Settings::default() };
         let mut session =

@@ -23,7 +23,7 @@ use crate::device::Device;
 use crate::engine::{Engine, EngineError, KernelFile, Sink};
 use crate::judge::{Session, Settings, Unit, Verdict, origins, overall};
 use crate::model::{Layer, Model};
-use drawn::Drawn;
+use drawn::{Drawn, Few};
 use mla_reference::{Form, Geometry, Phase, Regime, Stage, Weight};
 use serde::Serialize;
 use timed::{Launched, Protocol, Timed};
@@ -345,7 +345,7 @@ fn judge(
     progress: &dyn Fn(&str),
 ) -> Result<Judged, CheckError> {
     let described = drawn.describe();
-    let (case, tensors, seen) = drawn.finish();
+    let Few { case, tensors, seen } = drawn.finish();
     let settings = Settings {
         budget: options.budget,
         seed: options.seed,

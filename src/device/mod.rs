@@ -75,9 +75,15 @@ pub trait Device {
     /// # Errors
     /// [`Problem::Buffer`], [`Problem::Range`].
     fn copy(&mut self, from: Buffer, to: Buffer, bytes: u64) -> Result<(), Error> {
-        let mut host = vec![0; bytes as usize];
-        self.read(from, 0, &mut host)?;
-        self.write(to, 0, &host)
+        const CHUNK: u64 = 1 << 16;
+        let mut at = 0;
+        while at < bytes {
+            let mut host = vec![0; (bytes - at).min(CHUNK) as usize];
+            self.read(from, at, &mut host)?;
+            self.write(to, at, &host)?;
+            at += host.len() as u64;
+        }
+        Ok(())
     }
 
     /// Takes code. A GPU uses the CUBIN, a PTX machine the PTX.

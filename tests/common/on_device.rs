@@ -75,6 +75,16 @@ fn copies(device: &mut dyn Device, module: Module) {
     assert_eq!(copied[..3996], data[..3996]);
     assert_eq!(copied[3996..], [0xff; 4], "the last word was not asked for");
     device.check_guards().unwrap();
+    // The same without a kernel.
+    let again = device.allocate(3000, "again").unwrap();
+    device.copy(to, again, 2999).unwrap();
+    let copied = read(device, again, 3000);
+    assert_eq!((&copied[..2999], copied[2999]), (&data[..2999], 0xff));
+    for (from, to) in [(again, to), (to, again)] {
+        let error = device.copy(from, to, 3001).unwrap_err();
+        assert!(matches!(error.problem(), Problem::Range { .. }), "{error}");
+    }
+    device.check_guards().unwrap();
 }
 
 fn fresh_memory_is_poisoned(device: &mut dyn Device, _: Module) {
