@@ -82,6 +82,18 @@ pub fn of(library: &Library, nvrtc: &Nvrtc, targets: &[Target]) -> Result<Vec<Ro
     Ok(rows.collect::<Result<Vec<_>, _>>()?.concat())
 }
 
+/// The files of a library, and those of another that the first has not.
+///
+/// # Errors
+/// Those of [`of`].
+pub fn of_all(libraries: &[Library; 2], nvrtc: &Nvrtc, targets: &[Target]) -> Result<Vec<Row>, EngineError> {
+    let mut rows = of(&libraries[0], nvrtc, targets)?;
+    let more = of(&libraries[1], nvrtc, targets)?;
+    rows.extend(more.into_iter().filter(|r| r.file.ends_with("_f32.cu")));
+    rows.dedup();
+    Ok(rows)
+}
+
 /// The widths that a file is compiled for.
 fn named(file: &File, geometry: Names) -> String {
     let asked = file.header.geometry.iter().filter_map(|n| geometry.iter().find(|(g, _)| g == n));
@@ -185,7 +197,11 @@ fn table(rows: &[Row]) -> (Vec<String>, Vec<Vec<String>>) {
     let line = |r: &Row| {
         let threads = r.threads.map_or("-".into(), |t| t.to_string());
         let geometry = if r.geometry.is_empty() { "any".into() } else { r.geometry.clone() };
-        [r.entry.clone(), geometry, threads].into_iter().chain(r.targets.iter().flat_map(cells)).collect()
+        let dtype = if r.file.ends_with("_f32.cu") { ", f32" } else { "" };
+        [format!("{}{dtype}", r.entry), geometry, threads]
+            .into_iter()
+            .chain(r.targets.iter().flat_map(cells))
+            .collect()
     };
     (head, rows.iter().map(line).collect())
 }

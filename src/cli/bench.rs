@@ -13,6 +13,7 @@ use crate::model::Model;
 use crate::nvrtc::{Nvrtc, Target};
 use crate::synth::{self, FileType, Preset, Spec};
 use clap::Args;
+use mla_numeric::DType;
 use mla_reference::{Form, Stage, Weight};
 use std::path::{Path, PathBuf};
 
@@ -97,12 +98,14 @@ pub struct BenchArgs {
 
 /// Runs the command.
 pub fn main(args: &BenchArgs, out: &mut Output) -> Result<u8, Failure> {
-    let library = match &args.kernels {
-        None => Library::built_in(),
-        Some(folder) => Library::folder(folder),
+    let of = |dtype| match &args.kernels {
+        None => Library::built_in_for(dtype),
+        Some(folder) => Library::folder(folder, dtype),
     };
+    let library = of(args.dtype.dtype());
     if args.resources {
-        return taken(args, &library.map_err(failed)?, out);
+        let libraries = [library.map_err(failed)?, of(DType::F32).map_err(failed)?];
+        return taken(args, &libraries, out);
     }
     let (asked, shapes) = (stages(&args.stages)?, args.shapes()?);
     let timed = [EngineArg::Cuda, EngineArg::Auto].contains(&args.engine);
@@ -212,8 +215,8 @@ fn failed(e: EngineError) -> Failure {
     run::failure(check::CheckError::Engine(e))
 }
 
-/// `--resources`: no GPU, no model.
-fn taken(args: &BenchArgs, library: &Library, out: &mut Output) -> Result<u8, Failure> {
+/// `--resources`: no GPU, no model. The files of a dtype, and those that only float32 has.
+fn taken(args: &BenchArgs, libraries: &[Library; 2], out: &mut Output) -> Result<u8, Failure> {
     let nvrtc = Nvrtc::here().map_err(|e| match e.is_unavailable() {
         true => Failure::Unavailable(e.to_string()),
         false => Failure::input(e),
@@ -221,7 +224,7 @@ fn taken(args: &BenchArgs, library: &Library, out: &mut Output) -> Result<u8, Fa
     let targets = if args.targets.is_empty() { &resources::TARGETS[..] } else { &args.targets };
     let bar = out.progress(0);
     bar.set_message("compiling");
-    let rows = resources::of(library, &nvrtc, targets);
+    let rows = resources::of_all(libraries, &nvrtc, targets);
     bar.finish_and_clear();
     let rows = rows.map_err(failed)?;
     if let Some(notice) = nvrtc.notice() {
