@@ -43,6 +43,7 @@ pub mod against;
 pub mod case;
 pub mod check;
 pub mod checkpoint;
+pub mod child;
 pub mod cli;
 pub mod compare;
 pub mod contracts;
