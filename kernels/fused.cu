@@ -13,8 +13,8 @@ stages = ["attn_out", "lse"]
 rows = "BM"
 threads = "BM * (1 + (NOPE + ROPE > 192 || VALUE > 128))"
 grid = ["items", "heads"]
-shared = "128 * (BM * cdiv(NOPE + ROPE - 128 * (NOPE + ROPE > 192), 64) + BN * (cdiv(NOPE + ROPE, 64) + cdiv(VALUE, 64)))"
-requires = ["(NOPE + ROPE) % 16 == 0", "VALUE % 16 == 0", "NOPE + ROPE <= 256", "VALUE <= 256"]
+shared = "128 * (BM * cdiv(NOPE + ROPE - 128 * (NOPE + ROPE > 192) - 64 * (NOPE + ROPE > 256), 64) + BN * (cdiv(NOPE + ROPE, 64) + cdiv(VALUE, 64)))"
+requires = ["(NOPE + ROPE) % 16 == 0", "VALUE % 16 == 0", "NOPE + ROPE <= 256 || NOPE + ROPE <= 320 && VALUE <= 128", "VALUE <= 256"]
 
 [[kernel]]
 entry = "fused_part"
@@ -22,8 +22,8 @@ stages = ["part_o", "part_lse"]
 rows = "BM"
 threads = "BM * (1 + (NOPE + ROPE > 192 || VALUE > 128))"
 grid = ["items", "heads"]
-shared = "128 * (BM * cdiv(NOPE + ROPE - 128 * (NOPE + ROPE > 192), 64) + BN * (cdiv(NOPE + ROPE, 64) + cdiv(VALUE, 64)))"
-requires = ["(NOPE + ROPE) % 16 == 0", "VALUE % 16 == 0", "NOPE + ROPE <= 256", "VALUE <= 256"]
+shared = "128 * (BM * cdiv(NOPE + ROPE - 128 * (NOPE + ROPE > 192) - 64 * (NOPE + ROPE > 256), 64) + BN * (cdiv(NOPE + ROPE, 64) + cdiv(VALUE, 64)))"
+requires = ["(NOPE + ROPE) % 16 == 0", "VALUE % 16 == 0", "NOPE + ROPE <= 256 || NOPE + ROPE <= 320 && VALUE <= 128", "VALUE <= 256"]
 
 [contract]
 activations = "bf16"
@@ -35,7 +35,7 @@ softmax = { tile = "BN", p = "bf16", row_sum = "unrounded", factor = "log2e" }
 // values serves two products; where they are not, 16, since an output of 32 rows has no room in registers.
 //
 // One buffer for keys, one for values: while scores are computed the values of the tile are loaded, and while the output is,
-// the keys of the next. q lies in shared memory, but for 128 columns of long rows, which stay in registers. Piece c of 16 bytes of row
+// the keys of the next. q lies in shared memory, but for 128 or 192 columns of long rows, which stay in registers. Piece c of 16 bytes of row
 // r lies at piece c ^ (r & 7) of its 128 bytes, so that ldmatrix meets each bank once. P goes from the accumulators of q k to
 // the operands of P v without leaving the registers; exponentials are taken just before the product that needs them, beside the
 // tensor core. Warps skip tiles that none of their rows sees.
@@ -44,7 +44,7 @@ softmax = { tile = "BN", p = "bf16", row_sum = "unrounded", factor = "log2e" }
 constexpr int DK = NOPE + ROPE, STEPS = DK / 16;  // of terms, 16 at a time
 constexpr bool WIDE = DK > 192 || VALUE > 128;
 constexpr int MT = WIDE ? 1 : 2, WARPS = BM / 16 / MT, THREADS = 32 * WARPS;
-constexpr int HELD = DK > 192 ? 8 : 0, LEFT = STEPS - HELD;  // steps of q in registers, in shared memory
+constexpr int HELD = DK > 256 ? 12 : DK > 192 ? 8 : 0, LEFT = STEPS - HELD;  // steps of q in registers, in shared memory
 template <int COLS> constexpr int PITCH = (COLS + 63) / 64 * 128;  // of rows of so many columns
 constexpr int Q_PITCH = PITCH<LEFT * 16>, K_PITCH = PITCH<DK>, V_PITCH = PITCH<VALUE>;
 static_assert(BN % 16 == 0 && DK % 16 == 0 && VALUE % 16 == 0 && BM % (16 * MT) == 0, "whole tiles of the tensor core");

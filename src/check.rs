@@ -8,12 +8,13 @@ streams into the judge, then verdicts are gathered.
 use crate::case::{Batch, Case, Draw, HiddenError, automatic_splits};
 use crate::contracts::{ChoiceError, ContractChoice};
 use crate::device::Device;
-use crate::device::cuda::Cuda;
+use crate::device::cuda::{Care, Cuda, PATIENCE};
 use crate::device::ptx::PtxMachine;
 use crate::engine::cpu::CpuEngine;
 use crate::engine::kernels::KernelEngine;
 use crate::engine::kernels::library::Library;
 use crate::engine::reference::ReferenceEngine;
+use crate::engine::repeat::Repeated;
 use crate::engine::stack::{QkvA, StackReport};
 use crate::engine::{Engine, EngineError, Sink};
 use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
@@ -40,6 +41,7 @@ use ndarray::Array2;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 mod invariance;
 mod ranks;
@@ -119,6 +121,10 @@ pub struct Options {
     pub kernels: Option<PathBuf>,
     /// Number of the GPU.
     pub gpu: u32,
+    /// How long a GPU's kernel is waited for before it counts as hung.
+    pub patience: Duration,
+    /// What is done to a GPU's memory beyond what kernels need.
+    pub care: Care,
     /// Architecture that the PTX machine stands for, ten times the compute capability.
     pub architecture: u32,
     /// Which contract the judge emulates.
@@ -141,6 +147,10 @@ pub struct Options {
     pub snapshot: bool,
     /// Run the same requests another way too, and compare.
     pub invariance: bool,
+    /// Number of the first page of a kernel's pool; 0: pages are numbered from 0.
+    pub first_page: usize,
+    /// Times that an engine runs the case; its bits must be the same each time.
+    pub repeat: usize,
     /// A question about one tensor; the run ends with its answer.
     pub ask: Option<Ask>,
     /// Results of the reference from earlier runs.
@@ -165,6 +175,8 @@ impl Default for Options {
             accumulate: AccumulateKind::Rn,
             kernels: None,
             gpu: 0,
+            patience: PATIENCE,
+            care: Care::default(),
             architecture: 120,
             contract: ContractChoice::Declared,
             hidden: None,
@@ -176,6 +188,8 @@ impl Default for Options {
             cumulative: false,
             snapshot: false,
             invariance: false,
+            first_page: 0,
+            repeat: 1,
             ask: None,
             reference_cache: None,
         }
@@ -324,7 +338,8 @@ pub fn layer_with(
         let others = Neighbours { model, index };
         let (others, asked) = (Some(&others as &dyn OtherLayers), settings.clone());
         let beside = Beside { settings: asked, recorder: keep.recorder(), others };
-        let judged = judge(&layer, &case, options, engine, beside, progress)?;
+        let repeated = Repeated::new(engine, options.repeat);
+        let judged = judge(&layer, &case, options, &repeated, beside, progress)?;
         (report.tensors, report.ranks) = (judged.units, judged.ranks);
         report.odd.extend(judged.odd);
         (report.gates, report.cumulative) = (judged.gates, judged.cumulative);
@@ -426,10 +441,13 @@ pub fn engine(options: &Options) -> Result<Box<dyn Engine>, EngineError> {
 
 /// The GPU that the options name.
 pub(crate) fn gpu(options: &Options) -> Result<Cuda, EngineError> {
-    Cuda::open(options.gpu).map_err(|e| match e.is_unavailable() {
+    let mut device = Cuda::open(options.gpu).map_err(|e| match e.is_unavailable() {
         true => EngineError::Unavailable(e.to_string()),
         false => EngineError::Broke(e.to_string()),
-    })
+    })?;
+    device.set_patience(options.patience);
+    device.set_care(options.care);
+    Ok(device)
 }
 
 /// Our kernels on a device, by the options.
@@ -440,6 +458,7 @@ pub(crate) fn kernels<D: Device>(
 ) -> Result<KernelEngine<D>, EngineError> {
     let mut engine = KernelEngine::new(name, device, library(options)?, options.splits(), &options.forms)?;
     engine.qkv_a = options.stacked();
+    engine.first_page = options.first_page;
     Ok(engine)
 }
 
@@ -668,7 +687,18 @@ pub(crate) fn case_report(case: &Case, options: &Options) -> CaseReport {
         routed: case.plan.route.threshold.map(|t| case.batch.routed(t)),
         context_chunk: case.plan.route.context_chunk,
         hidden: if options.hidden.is_some() { "given" } else { "drawn" },
-        notes: case.notes.iter().cloned().chain(unserved(case, &options.forms)).collect(),
+        notes: case
+            .notes
+            .iter()
+            .cloned()
+            .chain(unserved(case, &options.forms))
+            .chain(
+                (options.first_page > 0).then(|| format!("the pool's first page is {}", options.first_page)),
+            )
+            .chain((options.repeat > 1).then(|| {
+                format!("run {} times: every bit of every tensor must be the same each time", options.repeat)
+            }))
+            .collect(),
     }
 }
 
@@ -707,6 +737,15 @@ pub fn not_judged_by(engine: Option<EngineKind>, options: &Options) -> Vec<Strin
             );
         }
         None => all.push("engines other than the one that ran, and other machines than this one".to_string()),
+    }
+    if !options.care.poison {
+        all.push(
+            "outputs that nobody wrote, and reads of such memory: nothing was filled before, and every kernel ran once (--no-poison)"
+                .to_string(),
+        );
+    }
+    if !options.care.guards {
+        all.push("stores outside of buffers: they had no guards (--no-guards)".to_string());
     }
     if matches!(options.contract, ContractChoice::None) {
         all.push("tiles and the place of P's cast: no contract says where they are".to_string());

@@ -44,6 +44,7 @@ pub mod bench;
 pub mod case;
 pub mod check;
 pub mod checkpoint;
+pub mod child;
 pub mod cli;
 pub mod compare;
 pub mod contracts;

@@ -3,6 +3,8 @@ The GPU's tests, and `mla-check devices`, on a libcuda that is none (`fake_cuda/
 makes of a driver's answers can be tested without a GPU. What a GPU does can't.
 */
 
+#[path = "common/nvrtc.rs"]
+mod environment;
 #[path = "common/gpu.rs"]
 mod gpu;
 
@@ -19,12 +21,16 @@ fn main() -> ExitCode {
     }
     let arguments = Arguments::from_args();
     type Test = fn(&Path);
-    let tests: [(&str, Test); 5] = [
+    let tests: [(&str, Test); 9] = [
         ("gpu_tests_pass_on_it", gpu_tests_pass_on_it),
         ("gpu_tests_are_skipped_by_name", gpu_tests_are_skipped_by_name),
         ("a_required_gpu_is_a_failure", a_required_gpu_is_a_failure),
         ("devices_says_what_is_missing", devices_says_what_is_missing),
         ("devices_lists_gpus", devices_lists_gpus),
+        ("a_kernel_that_hangs_is_named_and_ends_the_run", a_kernel_that_hangs_is_named_and_ends_the_run),
+        ("a_layer_that_breaks_takes_no_other_with_it", a_layer_that_breaks_takes_no_other_with_it),
+        ("a_variant_that_breaks_is_told", a_variant_that_breaks_is_told),
+        ("bare_memory_is_not_filled", bare_memory_is_not_filled),
     ];
     let trials = tests.into_iter().map(|(name, test)| {
         let run = move || {
@@ -75,7 +81,7 @@ fn gpu_tests_pass_on_it(folder: &Path) {
     let (code, text) = tests(folder, &skipped, &[("MLA_CHECK_REQUIRE_GPU", "1")]);
     assert_eq!(code, Some(0), "{text}");
     // One of them needs NVRTC.
-    let all = ["17 passed; 0 failed; 0 ignored", "16 passed; 0 failed; 1 ignored"];
+    let all = ["18 passed; 0 failed; 0 ignored", "17 passed; 0 failed; 1 ignored"];
     assert!(all.iter().any(|a| text.contains(a)), "{text}");
 }
 
@@ -94,7 +100,7 @@ fn gpu_tests_are_skipped_by_name(folder: &Path) {
     for (fake, reason) in reasons {
         let (code, text) = tests(folder, &[], &[("FAKE_CUDA", fake)]);
         assert_eq!(code, Some(0), "{text}");
-        assert!(text.contains("0 passed; 0 failed; 26 ignored"), "{text}");
+        assert!(text.contains("0 passed; 0 failed; 30 ignored"), "{text}");
         for name in gpu::on_device::ALL.map(|t| t.0).into_iter().chain(["guards", "hung_kernel"]) {
             let line = text.lines().find(|l| l.contains(&format!("] {name} ")));
             assert!(line.is_some_and(|l| l.contains(reason) && l.contains("ignored")), "{name}: {text}");
@@ -109,7 +115,7 @@ fn a_required_gpu_is_a_failure(folder: &Path) {
     }
     let (code, text) = tests(folder, &[], &[("MLA_CHECK_REQUIRE_GPU", "1")]);
     assert_eq!(code, Some(101), "{text}");
-    assert!(text.contains("26 failed") && text.contains("MLA_CHECK_REQUIRE_GPU=1, but libcuda"), "{text}");
+    assert!(text.contains("30 failed") && text.contains("MLA_CHECK_REQUIRE_GPU=1, but libcuda"), "{text}");
 }
 
 fn devices(folder: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
@@ -180,4 +186,100 @@ fn devices_lists_gpus(folder: &Path) {
     assert_eq!(gpu["name"], "Fake H200\x1b");
     assert_eq!(gpu["limits"]["shared_per_block"], 232_448);
     assert_eq!((&gpu["target"], &gpu["known"]), (&"sm_90".into(), &true.into()));
+}
+
+/// Layers of a fixture on it, as JSON where a report was written. Needs a compiler.
+fn layers(folder: &Path, fake: &str, arguments: &[&str]) -> (Option<i32>, serde_json::Value, String) {
+    library(folder, "libcuda.so.1");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/glm5dims.Q4_K_M.gguf");
+    let report = folder.join("report.json").display().to_string();
+    let mut all = vec!["run", model, "--form", "absorbed", "--report", &report];
+    for usual in [["--engine", "cuda"], ["--batch", "0+2"]] {
+        all.extend(usual.into_iter().filter(|_| !arguments.contains(&usual[0])));
+    }
+    let program = Path::new(env!("CARGO_BIN_EXE_mla-check"));
+    let output = run(folder, program, &[&all, arguments].concat(), &[("FAKE_CUDA", fake)]);
+    let report = std::fs::read(&report).ok().map(|b| serde_json::from_slice(&b).unwrap());
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), report.unwrap_or_default(), text)
+}
+
+/// What is said of layers that are missing.
+fn broken(report: &serde_json::Value) -> Vec<&str> {
+    report["broken"].as_array().map_or(&[][..], |b| b).iter().map(|l| l["what"].as_str().unwrap()).collect()
+}
+
+fn judged(report: &serde_json::Value) -> Vec<u64> {
+    report["layers"].as_array().unwrap().iter().map(|l| l["layer"].as_u64().unwrap()).collect()
+}
+
+fn a_kernel_that_hangs_is_named_and_ends_the_run(folder: &Path) {
+    let Some(_) = environment::nvrtc("a_kernel_that_hangs_is_named_and_ends_the_run") else { return };
+    let (code, report, text) = layers(folder, "hang:rope", &["--kernel-timeout", "1", "--layer", "0..1"]);
+    assert_eq!(code, Some(4), "{text}");
+    let hung = "the kernel did not end within 1 s\n  where: kernel rope, computing q\n";
+    assert!(text.contains(hung), "{text}");
+    let broken = broken(&report);
+    assert!(broken[0].starts_with(&format!("layer 0: {hung}")), "{broken:?}");
+    assert!(broken[1].starts_with("layers 1 were not run: a kernel hung in layer 0\n"), "{broken:?}");
+    assert_eq!((broken.len(), judged(&report).len()), (2, 0), "{report}");
+}
+
+fn a_layer_that_breaks_takes_no_other_with_it(folder: &Path) {
+    let Some(_) = environment::nvrtc("a_layer_that_breaks_takes_no_other_with_it") else { return };
+    let fault = |layer| {
+        format!(
+            "layer {layer}: the kernel broke: CUDA_ERROR_ILLEGAL_ADDRESS, a text\n  where: kernel rope, told by cu"
+        )
+    };
+    // The first launch alone: the layer behind is judged.
+    let once = format!("fault:rope:{}", folder.join("struck").display());
+    let (code, report, text) = layers(folder, &once, &["--layer", "0..1"]);
+    assert_eq!(code, Some(4), "{text}");
+    assert!(broken(&report)[0].starts_with(&fault(0)) && text.contains("computing q"), "{text}");
+    assert_eq!((broken(&report).len(), judged(&report)), (1, vec![1]));
+    assert_eq!((&report["verdict"], &report["exit"]), (&"broke".into(), &4.into()));
+    // Every launch: each layer breaks by itself.
+    let (code, report, text) = layers(folder, "fault:rope", &["--layer", "0..1"]);
+    assert_eq!(code, Some(4), "{text}");
+    let broken = broken(&report);
+    assert!(broken[0].starts_with(&fault(0)) && broken[1].starts_with(&fault(1)), "{broken:?}");
+    assert_eq!((broken.len(), judged(&report).len()), (2, 0));
+}
+
+/// Only keys in several splits are merged.
+fn a_variant_that_breaks_is_told(folder: &Path) {
+    let Some(_) = environment::nvrtc("a_variant_that_breaks_is_told") else { return };
+    let arguments = ["--batch", "40+1", "--splits", "1", "--invariance"];
+    let (_, report, text) = layers(folder, "fault:merge", &arguments);
+    let variants = report["layers"][0]["invariance"].as_array().unwrap_or_else(|| panic!("{text}"));
+    let of = |name: &str| variants.iter().find(|v| v["name"] == name).unwrap();
+    assert_eq!(of("splits-2")["outcome"], "broke", "{}", of("splits-2"));
+    let lost = "not run: a variant before took the GPU away from this process";
+    assert_eq!(
+        (&of("splits-5")["outcome"], &of("splits-5")["why"]),
+        (&"not-applicable".into(), &lost.into())
+    );
+    assert_ne!(of("pages")["outcome"], "broke", "{}", of("pages"));
+}
+
+fn bare_memory_is_not_filled(folder: &Path) {
+    let Some(_) = environment::nvrtc("bare_memory_is_not_filled") else { return };
+    let said = |report: &serde_json::Value, what: &str| report.to_string().contains(what);
+    // Kernels that do nothing: with poison that is seen of every output.
+    let (code, report, text) = layers(folder, "engine", &[]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(said(&report, "were never written") && !said(&report, "(--no-poison)"), "{report}");
+    let (code, _, text) = layers(folder, "bare", &[]);
+    assert_eq!(code, Some(4), "{text}");
+    assert!(text.contains("cuMemsetD8 failed"), "{text}");
+    let (code, report, text) = layers(folder, "bare", &["--no-poison", "--no-guards"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(!said(&report, "were never written"), "{report}");
+    assert!(said(&report, "(--no-poison)") && said(&report, "(--no-guards)"), "{report}");
+    for flag in ["--no-poison", "--no-guards"] {
+        let (code, _, text) = layers(folder, "engine", &["--engine", "ptx", flag]);
+        assert_eq!(code, Some(2), "{text}");
+        assert!(text.contains(&format!("where: {flag}\n")), "{text}");
+    }
 }

@@ -14,6 +14,7 @@ use mla_check::engine::{Engine, EngineError};
 use mla_check::harness::{Harness, Source};
 use mla_numeric::DType;
 use mla_reference::{Form, Stage};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -31,7 +32,7 @@ fn main() -> ExitCode {
         Err(_) => {}
     }
     type Test = fn(&Path);
-    let tests: [(&str, Test); 10] = [
+    let tests: [(&str, Test); 13] = [
         ("gpu_cases_are_skipped_by_name", gpu_cases_are_skipped_by_name),
         ("a_required_gpu_is_a_failure", a_required_gpu_is_a_failure),
         ("a_floor_is_a_failure_where_nothing_ran", a_floor_is_a_failure_where_nothing_ran),
@@ -40,6 +41,9 @@ fn main() -> ExitCode {
         ("every_case_writes_its_report", every_case_writes_its_report),
         ("a_fault_fails_with_its_tensor", a_fault_fails_with_its_tensor),
         ("an_engine_that_breaks_fails_with_its_error", an_engine_that_breaks_fails_with_its_error),
+        ("a_case_that_hangs_is_ended", a_case_that_hangs_is_ended),
+        ("a_case_that_dies_takes_no_other_with_it", a_case_that_dies_takes_no_other_with_it),
+        ("a_limit_that_is_none_is_a_failure", a_limit_that_is_none_is_a_failure),
         ("the_user_s_models_join", the_user_s_models_join),
         ("what_can_not_be_read_fails_by_name", what_can_not_be_read_fails_by_name),
     ];
@@ -55,10 +59,24 @@ fn main() -> ExitCode {
 /// A kernel author's matrix: one engine that says it is on a GPU, one model.
 fn author(what: &str) -> Harness {
     let gain = (what == "wrong").then_some(Gain { stage: Stage::AttnOut, head: None, factor: 1.02 });
-    let breaks = what == "breaks";
+    let what = what.to_string();
     let make = move |options: &Options| -> Result<Box<dyn Engine>, EngineError> {
-        if breaks {
+        if what == "breaks" {
             return Err(EngineError::Broke("the kernel hung\n  where: mine\n  do: mend it".into()));
+        }
+        let prefill = options.batch.0.iter().any(|r| r.new > 1);
+        match what.as_str() {
+            "hangs" if prefill => loop {
+                std::thread::park();
+            },
+            "hangs" => {
+                return Err(EngineError::Broke("here it only breaks\n  where: mine\n  do: mend it".into()));
+            }
+            "dies" if prefill => {
+                let _ = std::io::stderr().write_all(b"its last words\n");
+                std::process::abort();
+            }
+            _ => {}
         }
         let mut engine = CpuEngine::new(options.dtype, options.splits());
         engine.seams = Seams { gain, ..Seams::default() };
@@ -251,6 +269,41 @@ fn an_engine_that_breaks_fails_with_its_error(folder: &Path) {
     for (_, report) in reports(folder) {
         assert_eq!((&report["verdict"], report["layers"].as_array().unwrap().len()), (&"broke".into(), 0));
     }
+}
+
+/// The other case of the layer has a failure of its own.
+fn a_case_that_hangs_is_ended(folder: &Path) {
+    let place = folder.display().to_string();
+    let variables =
+        [("MLA_CHECK_REPORTS", place.as_str()), ("MLA_CHECK_CASE_LIMIT", "10"), ("MLA_CHECK_GPU_FLOOR", "1")];
+    let (code, text) = run("hangs", &["layer0"], &variables);
+    assert_eq!(code, Some(101), "{text}");
+    let prefill = "my_kernels::glm5dims.Q4_K_M::layer0::bf16::absorbed::prefill";
+    let says =
+        format!("the case took longer than 10 s and was ended; a kernel may hang\n  where: {prefill}\n");
+    assert!(text.contains("0 passed; 2 failed") && text.contains(&says), "{text}");
+    assert!(text.contains("here it only breaks\n  where: mine\n"), "{text}");
+    assert!(text.contains("0 GPU cases ran, fewer than the floor of 1"), "{text}");
+    let verdicts: Vec<_> = reports(folder).into_iter().map(|(_, r)| r["verdict"].clone()).collect();
+    assert_eq!(verdicts, ["broke", "broke"]);
+}
+
+fn a_case_that_dies_takes_no_other_with_it(folder: &Path) {
+    let place = folder.display().to_string();
+    let (code, text) = run("dies", &[], &[("MLA_CHECK_REPORTS", &place)]);
+    assert_eq!(code, Some(101), "{text}");
+    assert!(text.contains("2 passed; 2 failed") && text.contains("its last words"), "{text}");
+    if cfg!(unix) {
+        assert!(text.contains("the case's process ended by signal 6 without a result"), "{text}");
+    }
+    let verdicts: Vec<_> = reports(folder).into_iter().map(|(_, r)| r["verdict"].clone()).collect();
+    assert_eq!(verdicts, ["rounding", "broke", "rounding", "broke"]);
+}
+
+fn a_limit_that_is_none_is_a_failure(_: &Path) {
+    let (code, text) = run("right", &["environment::"], &[("MLA_CHECK_CASE_LIMIT", "soon")]);
+    assert_eq!(code, Some(101), "{text}");
+    assert!(text.contains("environment::MLA_CHECK_CASE_LIMIT") && text.contains("1 failed"), "{text}");
 }
 
 fn the_user_s_models_join(_: &Path) {

@@ -1,12 +1,14 @@
 /*! `mla-check run`: load weights, run an engine, judge every tensor. */
 
+mod rest;
+
 use super::copies::Copies;
 use super::out::{Failure, Output};
 use super::{bisect::Bisecting, devices, layers, text};
 use crate::case::{Batch, DEFAULT_BATCH, MOST_PARTS};
 use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options, not_judged};
 use crate::contracts::ContractChoice;
-use crate::device::cuda::Installed;
+use crate::device::cuda::{self, Care, Installed};
 use crate::engine::stack::QkvA;
 use crate::engine::{EngineError, SinkError};
 use crate::fault::{Fault, NAMES};
@@ -25,6 +27,7 @@ use mla_numeric::DType;
 use mla_reference::{Form, Geometry, Regime};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Options of `run`.
 #[derive(Args)]
@@ -74,6 +77,9 @@ pub struct RunArgs {
     /// Slots of a page of the cache
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     page_size: u32,
+    /// Number of the pool's first page, for engines cuda and ptx: pages in front of it have memory that nobody uses
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    first_page: u32,
     /// Splits of the keys in decode: a number or `auto`
     #[arg(long, default_value = "auto", value_parser = splits)]
     splits: SplitsArg,
@@ -90,6 +96,16 @@ pub struct RunArgs {
     /// Number of the GPU that engine cuda takes, as `devices` counts
     #[arg(long, value_name = "N", default_value_t = 0)]
     gpu: u32,
+    /// Seconds that engine cuda waits for a kernel before it counts as hung
+    #[arg(long, value_name = "SECONDS", default_value_t = cuda::PATIENCE.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86400))]
+    kernel_timeout: u64,
+    /// Engine cuda fills no memory before its kernels run, and runs each once: for tools that look for reads of memory that
+    /// nobody wrote (docs/kernels.md)
+    #[arg(long)]
+    no_poison: bool,
+    /// Engine cuda lays no guards round its memory: for tools that look for accesses out of bounds
+    #[arg(long)]
+    no_guards: bool,
     /// Kernel files for engines cuda and ptx; what the folder lacks is taken from the program's own (docs/kernels.md)
     #[arg(long, value_name = "DIR")]
     kernels: Option<PathBuf>,
@@ -140,6 +156,9 @@ pub struct RunArgs {
     /// its bits with the run's (docs/invariance.md)
     #[arg(long)]
     invariance: bool,
+    /// Run the case so many times: the same bits must come out each time, in every tensor. The last run is judged
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000), conflicts_with = "fault")]
+    repeat: u16,
     /// Hold shapes, contract, verdicts and digests of the float64 reference against the snapshots of this folder, in insta's
     /// form: what differs is written as .snap.new for `cargo insta review` and fails (INSTA_UPDATE; docs/snapshots.md). The
     /// reference runs a second time
@@ -350,7 +369,7 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
     session(args.n_ctx, &model, &options.batch, out)?;
     attention(args.attention, &model, &options.batch, out)?;
     room(&model.geometry, &options)?;
-    let layers = match &args.layer {
+    let layers = match rest::asked().as_ref().or(args.layer.as_ref()) {
         Some(asked) => layers::choose(asked, &model, out)?,
         None => vec![*model.mla_layers().first().ok_or_else(|| {
             let what = "no layer of this file has MLA attention";
@@ -364,27 +383,18 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
         not_judged: not_judged(&options),
         ..args.empty(ModelReport::new(&model))
     };
-    let mut broken = None;
-    for (i, &layer) in layers.iter().enumerate() {
-        let bar = out.progress(0);
-        let prefix = if layers.len() > 1 {
-            format!("layer {layer} ({} of {}): ", i + 1, layers.len())
-        } else {
-            String::new()
-        };
-        let result =
-            check::layer(&model, layer, &options, &|what| bar.set_message(format!("{prefix}{what}")));
-        bar.finish_and_clear();
-        match result {
-            Ok(layer) => report.layers.push(layer),
-            // What was judged before is not lost: it is printed, then the error.
-            Err(e) => {
-                broken = Some(e);
-                break;
-            }
-        }
+    if rest::asked().is_some() {
+        let done = rest::judge(&model, &layers, &options, true, out)?;
+        (report.broken, report.layers) = (rest::lacks(&done.broken), done.layers);
+        return rest::answer(&report, out);
     }
-    let broken = broken.map(failure);
+    // The first break decides for a bisection, and snapshots need what a process does not tell another.
+    let alone =
+        args.bisect || args.snapshot.is_some() || args.record_signature.is_some() || args.signature.is_some();
+    let done = rest::judge(&model, &layers, &options, alone, out)?;
+    report.layers = done.layers;
+    report.broken = rest::lacks(&done.broken);
+    let broken = done.broken.into_iter().next();
     let recorded = bisecting.judged(&mut report, broken.as_ref())?;
     if let Some((dir, update)) = snapshots_in {
         report.snapshots = snapshots(args, &options, &report, dir, update)?;
@@ -500,6 +510,7 @@ impl RunArgs {
             cumulative: false,
             snapshot: false,
             invariance: false,
+            repeat: 1,
             ask: Some(ask),
             ..options
         };
@@ -536,7 +547,8 @@ pub(super) fn emit(
     bisect: bool,
     out: &mut Output,
 ) -> Result<u8, Failure> {
-    report.broken.extend(broken.as_ref().and_then(Failure::lack));
+    let lack = broken.as_ref().and_then(Failure::lack).filter(|l| !report.broken.contains(l));
+    report.broken.extend(lack);
     report.verdict = report.worst();
     let exit = report.exit_code(bisect);
     report.exit = exit;
@@ -604,8 +616,12 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
             "engine reference has no faults: it is what engines are held against\n  where: --fault\n  do: use --engine cpu".into(),
         ));
     }
-    let shown =
-        [("--gates", args.gates), ("--cumulative", args.cumulative), ("--invariance", args.invariance)];
+    let shown = [
+        ("--gates", args.gates),
+        ("--cumulative", args.cumulative),
+        ("--invariance", args.invariance),
+        ("--repeat", args.repeat > 1),
+    ];
     if let Some(flag) =
         shown.iter().find_map(|(name, on)| (*on && engine == EngineKind::Reference).then_some(name))
     {
@@ -617,6 +633,19 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         return Err(Failure::Input(
             "engine reference computes each projection by itself\n  where: --qkv-a stacked\n  do: use --engine cpu, or leave --qkv-a out".into(),
         ));
+    }
+    let bare = [("--no-poison", args.no_poison), ("--no-guards", args.no_guards)];
+    if let Some((flag, _)) = bare.iter().find(|(_, on)| *on && engine != EngineKind::Cuda) {
+        return Err(Failure::Input(format!(
+            "engine {} has no memory on a GPU\n  where: {flag}\n  do: pass --engine cuda, or leave {flag} out",
+            engine.name()
+        )));
+    }
+    if args.first_page > 0 && !engine.runs_kernels() {
+        return Err(Failure::Input(format!(
+            "engine {} has no pool on a device\n  where: --first-page\n  do: pass --engine cuda or ptx, or leave --first-page out",
+            engine.name()
+        )));
     }
     let contract = ContractChoice::read(&args.contract).map_err(Failure::input)?;
     if engine == EngineKind::Reference && !matches!(contract, ContractChoice::Declared) {
@@ -644,6 +673,8 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         accumulate: args.accumulate,
         kernels: args.kernels.clone(),
         gpu: args.gpu,
+        patience: Duration::from_secs(args.kernel_timeout),
+        care: Care { poison: !args.no_poison, guards: !args.no_guards },
         architecture: args.target.number,
         contract,
         hidden,
@@ -655,6 +686,8 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         cumulative: args.cumulative,
         snapshot: args.snapshot.is_some(),
         invariance: args.invariance,
+        first_page: args.first_page as usize,
+        repeat: usize::from(args.repeat),
         ask: None,
         reference_cache: match &args.reference_cache {
             None => None,
@@ -721,6 +754,14 @@ pub(super) fn attention(
 /// stands in memory at once: drawn context rows in float64, and keys and values at engine and judge.
 pub(super) fn room(g: &Geometry, o: &Options) -> Result<(), Failure> {
     let Some(free) = devices::memory("MemAvailable:") else { return Ok(()) };
+    // The emulated machine keeps track of each byte.
+    let front = (o.first_page * o.page_size * g.cache() * o.dtype.bytes()) as u64;
+    if o.engine == EngineKind::Ptx && 4 * front > free {
+        return Err(Failure::Input(format!(
+            "a pool with {} in front of its first page is too large for the emulated machine\n  where: --first-page\n  do: pass a smaller one, or --engine cuda",
+            text::size(front)
+        )));
+    }
     let (mut context, mut keys, mut part_rows) = (0, 0, 0);
     for r in &o.batch.0 {
         let times = if r.context > 0 { o.regimes.len() } else { 1 };

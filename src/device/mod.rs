@@ -63,8 +63,8 @@ pub trait Device {
     /// [`Problem::Buffer`], [`Problem::Pattern`].
     fn fill(&mut self, buffer: Buffer, pattern: Pattern) -> Result<(), Error>;
 
-    /// Sets all of a buffer to a repeated pattern. The bytes count as never written: a device that keeps track reports
-    /// a kernel that reads them.
+    /// Sets all of a buffer to a repeated pattern, unless the device [does not](Device::poisons). The bytes count as never
+    /// written: a device that keeps track reports a kernel that reads them.
     ///
     /// # Errors
     /// [`Problem::Buffer`], [`Problem::Pattern`].
@@ -109,6 +109,11 @@ pub trait Device {
     /// poison.
     fn tracks(&self) -> bool {
         false
+    }
+
+    /// Whether [`Device::poison`] does anything. Where it does not, memory holds whatever it held.
+    fn poisons(&self) -> bool {
+        true
     }
 
     /// Bytes of a buffer that nobody wrote since it was poisoned; none where the device does not keep track.

@@ -10,6 +10,7 @@ exception by name: it *is* the reference, run from start to end.)
 pub mod cpu;
 pub mod kernels;
 pub mod reference;
+pub mod repeat;
 pub mod stack;
 
 use crate::case::Case;

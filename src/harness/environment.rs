@@ -3,6 +3,7 @@
 use super::gate::{REQUIRE_GPU, REQUIRE_NVRTC, is_on};
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Files and folders of the user's own models, separated as PATH is.
 pub const MODELS: &str = "MLA_CHECK_MODELS";
@@ -12,6 +13,10 @@ pub const LAYERS: &str = "MLA_CHECK_LAYERS";
 pub const REPORTS: &str = "MLA_CHECK_REPORTS";
 /// The least number of GPU cases that must have run.
 pub const FLOOR: &str = "MLA_CHECK_GPU_FLOOR";
+/// Seconds that a GPU case may take in its process.
+pub const LIMIT: &str = "MLA_CHECK_CASE_LIMIT";
+/// [`LIMIT`] where it is not set: a layer of a large model takes minutes for its float64 reference.
+pub const USUAL_LIMIT: Duration = Duration::from_secs(600);
 
 /// The variables. One that is empty counts as not set.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +29,8 @@ pub struct Environment {
     pub reports: Option<PathBuf>,
     /// [`FLOOR`], as it was written.
     pub floor: Option<String>,
+    /// [`LIMIT`], as it was written.
+    pub limit: Option<String>,
     /// [`REQUIRE_GPU`]
     pub require_gpu: bool,
     /// [`REQUIRE_NVRTC`]
@@ -42,10 +49,27 @@ impl Environment {
             layers: text(LAYERS),
             reports: get(REPORTS).map(PathBuf::from),
             floor: text(FLOOR),
+            limit: text(LIMIT),
             require_gpu: is_on(REQUIRE_GPU),
             require_nvrtc: is_on(REQUIRE_NVRTC),
             nextest: is_on("NEXTEST"),
         }
+    }
+
+    /// What a GPU case may take in its process.
+    ///
+    /// # Errors
+    /// Not a number of seconds: what, where, what to do.
+    pub fn limit(&self) -> Result<Duration, String> {
+        let Some(text) = &self.limit else { return Ok(USUAL_LIMIT) };
+        let seconds = text.parse().ok().filter(|s| *s > 0);
+        seconds.map(Duration::from_secs).ok_or_else(|| {
+            format!(
+                "the limit of a GPU case is not a number of seconds\n  where: {LIMIT}={}\n  do: write a whole number from 1 on, or leave it out for {}",
+                text.escape_debug(),
+                USUAL_LIMIT.as_secs()
+            )
+        })
     }
 
     /// The floor, where one was asked for.
@@ -70,6 +94,16 @@ impl Environment {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_is_a_number_of_seconds() {
+        let of = |limit: &str| Environment { limit: Some(limit.into()), ..Environment::default() }.limit();
+        assert_eq!(Environment::default().limit(), Ok(USUAL_LIMIT));
+        assert_eq!(of("5"), Ok(Duration::from_secs(5)));
+        for bad in ["0", "-1", "1.5", "long"] {
+            assert!(of(bad).unwrap_err().contains(&format!("where: MLA_CHECK_CASE_LIMIT={bad}\n")), "{bad}");
+        }
+    }
 
     #[test]
     fn a_floor_that_nobody_would_count_is_an_error() {

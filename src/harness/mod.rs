@@ -16,10 +16,11 @@ fn main() -> std::process::ExitCode {
 ```
 
 An engine of your own is a [`Source::new`]. What cases there are is data ([`matrix`]); whether those of a GPU run is decided
-before anything is listed ([`gate`]); variables of the environment are in [`environment`], the least number of GPU cases in
-[`floor`]. A case passes when its verdict is `exact` or `rounding`.
+before anything is listed ([`gate`]), and each of them runs in a process of its own ([`alone`]); variables of the environment
+are in [`environment`], the least number of GPU cases in [`floor`]. A case passes when its verdict is `exact` or `rounding`.
 */
 
+pub mod alone;
 pub mod environment;
 pub mod floor;
 pub mod gate;
@@ -30,7 +31,7 @@ mod trial;
 
 pub use source::Source;
 
-use environment::{Environment, FLOOR};
+use environment::{Environment, FLOOR, LIMIT, USUAL_LIMIT};
 use gate::Standing;
 use libtest_mimic::{Arguments, Failed, Trial};
 use matrix::{Column, batch, cells};
@@ -70,7 +71,11 @@ impl Harness {
     ///
     /// Ends with 0, or with 101 where a case failed or fewer GPU cases ran than must.
     pub fn main(&self) -> ExitCode {
-        let (arguments, environment) = (Arguments::from_args(), Environment::read());
+        let environment = Environment::read();
+        if let Some(case) = alone::asked() {
+            return self.one(&case, &environment);
+        }
+        let arguments = Arguments::from_args();
         let plan = self.plan(&environment);
         let gpu_cases = plan.gpu_cases;
         let ran = plan.ran.clone();
@@ -95,27 +100,63 @@ impl Harness {
     /// The tests, in the order of lists.
     fn plan(&self, environment: &Environment) -> Plan {
         let mut plan = Plan { trials: Vec::new(), gpu_cases: 0, ran: Arc::default() };
-        if let Err(what) = environment.floor() {
-            plan.trials.push(Trial::test(format!("environment::{FLOOR}"), move || Err(Failed::from(what))));
+        let odd = [(FLOOR, environment.floor().err()), (LIMIT, environment.limit().err())];
+        for (variable, what) in odd.into_iter().filter_map(|(v, what)| Some((v, what?))) {
+            let test = move || Err(Failed::from(what));
+            plan.trials.push(Trial::test(format!("environment::{variable}"), test));
         }
+        for entry in self.entries(environment, &plan.ran) {
+            plan.trials.push(match entry {
+                Entry::Unreadable(trial) => trial,
+                Entry::Case(standing, work) => {
+                    plan.gpu_cases += usize::from(work.source.gpu);
+                    let limit = work.source.gpu.then(|| environment.limit().unwrap_or(USUAL_LIMIT));
+                    let name = work.cell.name();
+                    standing.trial(name, move || work.run(limit).map_err(Failed::from))
+                }
+            });
+        }
+        plan
+    }
+
+    /// Runs the one case that this process was started for.
+    fn one(&self, name: &str, environment: &Environment) -> ExitCode {
+        let ran = Arc::default();
+        let mut entries = self.entries(environment, &ran).into_iter();
+        let found = entries.find_map(|e| match e {
+            Entry::Case(standing, work) if work.cell.name() == name => Some((standing, work)),
+            _ => None,
+        });
+        let result = match found {
+            Some((Standing::Runs, work)) => work.run(None),
+            Some((Standing::Skipped(why) | Standing::Required(why), _)) => Err(why),
+            None => Err(format!(
+                "there is no such case\n  where: {}={name}\n  do: leave the variable to the harness",
+                alone::ALONE
+            )),
+        };
+        alone::answer(result, ran.load(Ordering::Relaxed) > 0)
+    }
+
+    /// All cases, and models that give none. `ran` counts GPU cases that were judged.
+    fn entries(&self, environment: &Environment, ran: &Arc<AtomicUsize>) -> Vec<Entry> {
+        let mut entries = Vec::new();
         for listed in models::list(&self.models, environment) {
             let (model, layers) = match &listed.content {
                 Ok(content) => content,
                 Err(what) => {
-                    plan.trials.push(unreadable(&listed, what, environment));
+                    entries.push(Entry::Unreadable(unreadable(&listed, what, environment)));
                     continue;
                 }
             };
             for source in self.sources.iter().filter(|s| s.own_models || !listed.own) {
                 let column = Column { engine: &source.name, dtypes: &source.dtypes, forms: &source.forms };
                 for cell in cells(&listed.label, layers, &column) {
-                    plan.gpu_cases += usize::from(source.gpu);
                     let lacking = source.lacking.clone().filter(|_| source.gpu);
                     let standing = match source.uncompiled(cell.dtype) {
                         None => Standing::of(lacking, environment.require_gpu),
                         why => Standing::of_compiled(why, environment.require_nvrtc),
                     };
-                    let name = cell.name();
                     let work = Work {
                         splits: source.splits_of(listed.own),
                         batch: batch(&source.requests(listed.own), cell.phase, model.top_k),
@@ -124,15 +165,20 @@ impl Harness {
                         path: listed.path.clone(),
                         source: source.clone(),
                         reports: environment.reports.clone(),
-                        ran: plan.ran.clone(),
+                        ran: ran.clone(),
                     };
-                    let test = move || work.run().map_err(Failed::from);
-                    plan.trials.push(standing.trial(name, test));
+                    entries.push(Entry::Case(standing, Box::new(work)));
                 }
             }
         }
-        plan
+        entries
     }
+}
+
+/// What becomes a test.
+enum Entry {
+    Case(Standing, Box<Work>),
+    Unreadable(Trial),
 }
 
 struct Plan {

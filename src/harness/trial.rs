@@ -1,5 +1,6 @@
 /*! One case run through the judge, and what its test says. */
 
+use super::alone::{self, Outcome};
 use super::matrix::{Cell, report_name};
 use super::source::Source;
 use crate::case::Batch;
@@ -12,6 +13,7 @@ use crate::trace::npy::write_atomically;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Columns of a failure's text.
 const WIDTH: usize = 100;
@@ -35,11 +37,11 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// Runs it; passes where the verdict is exact or rounding.
+    /// Runs it; passes where the verdict is exact or rounding. `limit`: in a process of its own, which may take so long.
     ///
     /// # Errors
     /// The text of the failure.
-    pub fn run(&self) -> Result<(), String> {
+    pub fn run(&self, limit: Option<Duration>) -> Result<(), String> {
         if self.batch.0.is_empty() {
             let file = self.model.file();
             let phase = self.cell.phase.name();
@@ -48,11 +50,25 @@ impl Work {
             ));
         }
         let options = self.options();
-        let result = {
-            let _alone = self.source.gpu.then(|| GPU.lock().unwrap_or_else(PoisonError::into_inner));
-            self.judged(&options)
+        let Some(limit) = limit else { return self.told(&options, self.judged(&options)) };
+        let outcome = {
+            let _one = GPU.lock().unwrap_or_else(PoisonError::into_inner);
+            alone::run(&self.cell.name(), limit)
         };
-        let (report, error) = self.report(&options, result);
+        if matches!(outcome, Outcome::Passed | Outcome::Failed(_)) {
+            self.ran.fetch_add(1, Ordering::Relaxed);
+        }
+        match outcome {
+            Outcome::Passed => Ok(()),
+            Outcome::Failed(text) | Outcome::Unjudged(text) => Err(text),
+            // It could write no report.
+            Outcome::Ended(what) => self.told(&options, Err(EngineError::Broke(what).into())),
+        }
+    }
+
+    /// Writes the case's report, and says what its test says.
+    fn told(&self, options: &Options, result: Result<LayerReport, CheckError>) -> Result<(), String> {
+        let (report, error) = self.report(options, result);
         let written = match &self.reports {
             None => Ok(()),
             Some(folder) => write(folder, &self.cell.name(), &report),

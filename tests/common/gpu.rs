@@ -1,23 +1,32 @@
 //! The tests that need a GPU, and what they need: named in every list, run where a GPU answers.
 //!
-//! What ends a process's use of a GPU runs in a process of its own: this binary again, told by a variable what to do.
+//! Each of them runs in a process of its own (`harness::alone`); what ends a process's use of a GPU in one more: this binary
+//! again, told by a variable what to do.
 
 #[path = "bisect.rs"]
 pub mod bisect;
+#[path = "geometries.rs"]
+pub mod geometries;
 #[path = "on_device.rs"]
 pub mod on_device;
 #[path = "planted.rs"]
 pub mod planted;
+#[path = "small.rs"]
+#[allow(dead_code)]
+pub mod small;
 
 use libtest_mimic::{Arguments, Trial};
 use mla_check::check::EngineKind;
-use mla_check::device::cuda::{Cuda, Installed};
+use mla_check::child;
+use mla_check::device::cuda::{Care, Cuda, Installed};
 use mla_check::device::{Arg, Buffer, Device, Error, Limits, Mark, Module, Pattern, Problem};
+use mla_check::harness::alone::{self, Outcome};
+use mla_check::harness::environment::Environment;
 use mla_check::harness::gate::{REQUIRE_GPU, Standing, is_on};
 use mla_check::nvrtc::{Compiled, Nvrtc, Options, Source};
 use on_device::{launch, read};
 use std::io::Write;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 /// What the process is to do instead of tests.
@@ -36,10 +45,15 @@ const COMPILES: &str = "compiled_here";
 /// A test that needs the program and git.
 const BISECTS: &str = "bisection";
 
+/// A test that needs much of a GPU's memory, and how much: two pools of 58,300 pages of 64 slots of 576 columns.
+const FAR: &str = "pages_beyond_2_31";
+const FAR_BYTES: u64 = 10 << 30;
+
 /// Tests of GPUs alone.
-const OWN: [(&str, fn()); 17] = [
+const OWN: [(&str, fn()); 21] = [
     ("description", description),
     ("guards", guards),
+    ("bare_memory", bare_memory),
     ("marks", marks),
     ("other_code_is_refused", other_code_is_refused),
     ("two_devices_of_one_gpu", two_devices_of_one_gpu),
@@ -50,6 +64,9 @@ const OWN: [(&str, fn()); 17] = [
     ("glm_5_heads", || planted::clean(&planted::report(EngineKind::Cuda, planted::FILES[1], |_| ()))),
     ("ranks", || planted::ranks(EngineKind::Cuda)),
     ("routed_requests", || planted::routed(EngineKind::Cuda)),
+    ("geometries", every_geometry),
+    ("repetitions", repetitions),
+    (FAR, far_pages),
     ("phantom_buffer", || planted::found(EngineKind::Cuda, &planted::PLANTED[0])),
     ("skipped_row", || planted::found(EngineKind::Cuda, &planted::PLANTED[1])),
     ("wrong_page", || planted::found(EngineKind::Cuda, &planted::PLANTED[2])),
@@ -57,7 +74,7 @@ const OWN: [(&str, fn()); 17] = [
     (BISECTS, || bisect::kernels("cuda")),
 ];
 /// Of these, the tests of the engine: their kernels are compiled where they run.
-const ENGINE: usize = 9;
+const ENGINE: usize = 12;
 
 /// Names of the tests of the engine.
 #[allow(dead_code)] // who has no GPU leaves them out by name
@@ -71,6 +88,9 @@ pub fn main() -> ExitCode {
         Ok("stray") => child_stray(),
         Ok("hang") => child_hang(),
         _ => {
+            if let Some(name) = alone::asked() {
+                return one(&name);
+            }
             // One after the other, unless asked for otherwise: they share one stream, and one of them measures time.
             let mut arguments = Arguments::from_args();
             arguments.test_threads = arguments.test_threads.or(Some(1));
@@ -98,27 +118,48 @@ fn trials() -> Vec<Trial> {
     let nvrtc = !is_on("MLA_CHECK_REQUIRE_NVRTC");
     let compiles = |name| name == COMPILES || of_engine().any(|n| n == name);
     let other = |name| (name == BISECTS).then(bisect::lacking).flatten();
+    let memory = Installed::look().ok().map(|i| i.gpus[0].memory).filter(|m| *m < FAR_BYTES);
+    let room = |name| {
+        let told = |m| format!("the GPU has {m} bytes of memory, this test takes {FAR_BYTES}");
+        memory.filter(|_| name == FAR).map(told)
+    };
     let lacks = |name| {
         let compiler = || no_compiler.clone().filter(|_| nvrtc && compiles(name));
-        missing.clone().or_else(compiler).or_else(|| other(name))
+        missing.clone().or_else(compiler).or_else(|| other(name)).or_else(|| room(name))
     };
-    let required = is_on(REQUIRE_GPU) && missing.is_some();
+    let required = |name| is_on(REQUIRE_GPU) && (missing.is_some() || room(name).is_some());
+    let limit = Environment::read().limit();
+    tests()
+        .map(|(name, _)| {
+            let limit = limit.clone();
+            Standing::of(lacks(name), required(name)).trial(name, move || match alone::run(name, limit?) {
+                Outcome::Passed => Ok(()),
+                Outcome::Failed(text) | Outcome::Unjudged(text) | Outcome::Ended(text) => Err(text.into()),
+            })
+        })
+        .collect()
+}
+
+/// All tests: those of any device, then those of GPUs.
+fn tests() -> impl Iterator<Item = (&'static str, Box<dyn FnOnce()>)> {
     let generic = on_device::ALL.into_iter().map(|(name, body)| {
-        let test: Box<dyn FnOnce() + Send> = Box::new(move || {
+        let test: Box<dyn FnOnce()> = Box::new(move || {
             let (mut device, module) = open();
             body(&mut device, module);
         });
         (name, test)
     });
-    let own = OWN.into_iter().map(|(name, test)| (name, Box::new(test) as Box<dyn FnOnce() + Send>));
-    let all = generic.chain(own);
-    all.map(|(name, test)| {
-        Standing::of(lacks(name), required).trial(name, move || {
-            test();
-            Ok(())
-        })
-    })
-    .collect()
+    generic.chain(OWN.into_iter().map(|(name, test)| (name, Box::new(test) as Box<dyn FnOnce()>)))
+}
+
+/// Runs the one test that this process was started for.
+fn one(name: &str) -> ExitCode {
+    let Some((_, test)) = tests().find(|t| t.0 == name) else {
+        return alone::answer(Err(format!("there is no test {name}")), false);
+    };
+    // What it says in a panic is on stderr already.
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(test));
+    alone::answer(ended.map_err(|_| format!("{name} panicked")), true)
 }
 
 /// The kernels as this GPU runs them: committed for sm_90, else compiled here.
@@ -191,6 +232,28 @@ fn guards() {
     }
     let fresh = device.allocate(1000, "fresh").unwrap();
     assert_eq!(read(&mut device, fresh, 1000), [0xff; 1000]);
+}
+
+/// Without guards nothing is seen of what lands behind a buffer, and memory that is poisoned keeps what it holds.
+fn bare_memory() {
+    let (mut device, module) = open();
+    device.set_care(Care { poison: false, guards: false });
+    assert!(!device.poisons());
+    let out = device.allocate(1000, "bare").unwrap();
+    device.write(out, 0, &[0x21; 1000]).unwrap();
+    device.poison(out, Pattern::NAN).unwrap();
+    // Behind the buffer, but within the bytes that the driver rounds an allocation up to.
+    launch(&mut device, module, "poke", 1, &[Arg::InOut(out), 1003i64.into(), 5u32.into()]).unwrap();
+    launch(&mut device, module, "poke", 1, &[Arg::InOut(out), 999i64.into(), 5u32.into()]).unwrap();
+    device.check_guards().unwrap();
+    let mut expected = [0x21; 1000];
+    expected[999] = 5;
+    assert_eq!(read(&mut device, out, 1000), expected);
+    // Buffers that were made with care keep it.
+    device.set_care(Care::default());
+    let guarded = device.allocate(1000, "guarded").unwrap();
+    launch(&mut device, module, "poke", 1, &[Arg::InOut(guarded), 1000i64.into(), 5u32.into()]).unwrap();
+    assert!(matches!(device.check_guards().unwrap_err().problem(), Problem::Guard { .. }));
 }
 
 /// Four times the work takes about four times as long.
@@ -270,31 +333,33 @@ fn compiled_here() {
     }
 }
 
+fn every_geometry() {
+    geometries::ALL.iter().for_each(|s| geometries::right(EngineKind::Cuda, s));
+}
+
+/// The same bits twenty times, in every tensor: both forms, decode in splits.
+fn repetitions() {
+    for file in planted::FILES {
+        planted::clean(&planted::report(EngineKind::Cuda, file, |o| o.repeat = 20));
+    }
+}
+
+/// Ids of pages whose product with a page's elements does not fit 31 bits: 58,255 · 64 · 576 > 2^31.
+fn far_pages() {
+    let shape = geometries::ALL.into_iter().find(|s| s.name == "pages-of-64").unwrap();
+    for form in mla_reference::Form::ALL {
+        let faults = geometries::faults(EngineKind::Cuda, &shape, form, |o| o.first_page = 58_255);
+        let faults = faults.unwrap_or_else(|e| panic!("{e}"));
+        assert!(faults.is_empty(), "{form:?}: {faults:?}");
+    }
+}
+
 /// Runs this binary again, and gives what it said; it must end by itself.
 fn child(what: &str) -> String {
-    let started = Instant::now();
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .env(CHILD, what)
-        .env("RUST_BACKTRACE", "0")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    loop {
-        if child.try_wait().unwrap().is_some() {
-            break;
-        }
-        if started.elapsed() > LONGEST {
-            let _ = child.kill();
-            panic!("the process did not end within {LONGEST:?}");
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let output = child.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{:?}: {text}{errors}", output.status);
-    text
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let ended = child::run(command.env(CHILD, what).env("RUST_BACKTRACE", "0"), LONGEST).unwrap();
+    assert_eq!(ended.code(), Some(0), "{}: {}", ended.how(), ended.text());
+    String::from_utf8_lossy(&ended.stdout).into_owned()
 }
 
 fn illegal_address() {

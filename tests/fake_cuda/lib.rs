@@ -1,7 +1,10 @@
 //! A libcuda without a GPU, for tests of what the program makes of a driver's answers: memory is the host's, and kernels
 //! are functions here, by the names that fixtures/device/probe.cu has them by. Compiled by the tests that need it.
 //!
-//! `FAKE_CUDA` says how it behaves: `stub` and `none` at cuInit; anything else is an H200.
+//! `FAKE_CUDA` says how it behaves: `stub` and `none` at cuInit; anything else is an H200. `engine` knows kernels of every
+//! name, and those that are no functions here do nothing. `fault:NAME` and `hang:NAME` are that, but a launch of NAME reads
+//! where nothing is, or never ends; `fault:NAME:FILE` only where FILE is not, and makes it. `bare` is `engine`, and refuses to
+//! fill memory.
 #![allow(non_snake_case, clippy::missing_safety_doc, clippy::not_unsafe_ptr_arg_deref)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -14,6 +17,35 @@ static HUNG: AtomicBool = AtomicBool::new(false);
 static LAST: AtomicUsize = AtomicUsize::new(0);
 static NAMES: Mutex<Vec<&str>> = Mutex::new(Vec::new());
 static SHARED: AtomicUsize = AtomicUsize::new(49_152);
+
+fn mode() -> String {
+    std::env::var("FAKE_CUDA").unwrap_or_default()
+}
+/// Whether kernels of any name are known.
+fn knows_all() -> bool {
+    let mode = mode();
+    ["engine", "bare"].contains(&mode.as_str()) || mode.starts_with("fault:") || mode.starts_with("hang:")
+}
+/// What a launch of a kernel that is no function here does.
+fn strike(kernel: &str) {
+    let mode = mode();
+    let mut parts = mode.splitn(3, ':');
+    let (what, name, file) = (parts.next(), parts.next(), parts.next());
+    if name != Some(kernel) {
+        return;
+    }
+    match (what, file) {
+        (Some("hang"), _) => HUNG.store(true, SeqCst),
+        (Some("fault"), Some(file)) if std::path::Path::new(file).exists() => {}
+        (Some("fault"), file) => {
+            if let Some(file) = file {
+                let _ = std::fs::write(file, kernel);
+            }
+            FAULT.store(700, SeqCst);
+        }
+        _ => {}
+    }
+}
 
 /// A call that would wait for a kernel that hangs waits for ever.
 fn waits() -> c_uint {
@@ -131,6 +163,9 @@ pub extern "C" fn cuMemFree_v2(_: u64) -> c_uint {
     waits()
 }
 unsafe fn set<T: Copy>(at: u64, value: T, n: usize) -> c_uint {
+    if mode() == "bare" {
+        return 1;
+    }
     if now() == 0 {
         unsafe { std::slice::from_raw_parts_mut(at as *mut T, n) }.fill(value);
     }
@@ -182,7 +217,9 @@ pub extern "C" fn cuModuleUnload(_: usize) -> c_uint {
 pub unsafe extern "C" fn cuModuleGetFunction(f: *mut usize, _: usize, name: *const c_char) -> c_uint {
     let known = ["copy", "take_each", "take_struct", "reverse", "place", "poke", "stray", "hang", "spin"];
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-    let Some(found) = known.iter().find(|k| k.as_bytes() == name) else { return 500 };
+    let found = known.into_iter().find(|k| k.as_bytes() == name);
+    let any = || knows_all().then(|| &*String::from_utf8_lossy(name).into_owned().leak());
+    let Some(found) = found.or_else(any) else { return 500 };
     let Ok(mut names) = NAMES.lock() else { return 999 };
     names.push(found);
     unsafe { *f = names.len() };
@@ -275,6 +312,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
             "spin" => {
                 LAST.fetch_add(parameter::<u32>(p, 1) as usize, SeqCst);
             }
+            other if knows_all() => strike(other),
             _ => return 500,
         }
     }

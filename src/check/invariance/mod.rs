@@ -14,6 +14,7 @@ pub mod variants;
 
 use crate::case::Case;
 use crate::check::{self, CheckError, Options};
+use crate::device::cuda;
 use crate::engine::{Engine, EngineError, SinkError};
 use crate::judge::cause::weight::OtherLayers;
 use crate::judge::{Budget, Recorder, Settings, Unit, Verdict, Which, overall};
@@ -97,6 +98,10 @@ pub fn all(subject: &Subject, kept: &Kept, progress: &dyn Fn(&str)) -> Result<Ve
     let made: Vec<(&Row, Result<Made, String>)> = TABLE.iter().map(|r| (r, (r.make)(&base))).collect();
     let runs = made.iter().filter(|(_, m)| matches!(m, Ok(Made::Run(_)))).count();
     let one = |(row, made): (&Row, Result<Made, String>)| match made {
+        Ok(Made::Run(_)) if cuda::lost().is_some() => {
+            let why = "not run: a variant before took the GPU away from this process".to_string();
+            Ok(variant(row, Outcome::NotApplicable { why }))
+        }
         Err(why) => Ok(variant(row, Outcome::NotApplicable { why })),
         Ok(Made::Forms) => Ok(of_forms(row, subject, kept)),
         Ok(Made::Run(changed)) => run(row, subject, kept, &changed, runs, &|what| {
@@ -135,7 +140,8 @@ fn run(
     let budget = Budget { alpha: settings.budget.alpha / runs.max(1) as f64, ..settings.budget };
     let settings = Settings { budget, ..settings.clone() };
     // What was asked about the base run is not asked again.
-    let options = &Options { gates: Vec::new(), cumulative: false, hidden: None, ..options.clone() };
+    let options =
+        &Options { gates: Vec::new(), cumulative: false, hidden: None, repeat: 1, ..options.clone() };
     let mut against = Against { kept, case, changed, found: Vec::new() };
     let beside = check::Beside { settings, recorder: Some(&mut against), others };
     let judged = check::judge(layer, &changed.case, options, engine, beside, progress);

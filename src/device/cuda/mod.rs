@@ -4,7 +4,7 @@ A GPU through NVIDIA's driver. The library is opened at run time; where it, or a
 The driver is not trusted to notice mistakes. Memory is the driver's own, never a pool's, poisoned, and between guards
 that are looked at after launches. Everything that could wait for a kernel waits by asking, with a deadline: a kernel that
 hangs can't be ended, so the error is told and nothing is called any more, not even in `Drop`; the process can exit. The
-same holds for a kernel that breaks: from then on the driver answers every call of the process with that error.
+same holds for a kernel that breaks: from then on the driver answers every call of the process with that error ([`lost`]).
 
 Everything goes to the null stream of the device's primary context, so that calls happen in order. With
 `CUDA_LAUNCH_BLOCKING=1` a launch itself waits, and no deadline holds.
@@ -23,7 +23,17 @@ use super::{
 };
 use crate::nvrtc::{Compiled, Resources, Target};
 use driver::{Code, Context, Driver, Event, Failed, Function, Memory, Value};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+
+/// What took the GPU away from this process, and where.
+static LOST: OnceLock<(Problem, String)> = OnceLock::new();
+
+/// What took the GPU away from this process, if something did: a kernel that broke, or one that hangs. Whatever is to run
+/// on a GPU afterwards needs another process.
+pub fn lost() -> Option<Error> {
+    LOST.get().map(|(problem, place)| Error::new(problem.clone(), place.clone()))
+}
 
 /// How long a wait lasts before the kernel counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -38,6 +48,8 @@ const SLEEP: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1
 struct Held {
     memory: Memory,
     bytes: u64,
+    /// Bytes of the guard on either side.
+    guard: usize,
     what: String,
     /// Launches that had been made when the guards were last seen whole.
     seen: u64,
@@ -57,6 +69,21 @@ struct Loaded {
     kernels: Vec<Kernel>,
 }
 
+/// What is done to memory beyond what was asked for. All of it, unless a tool is to look that it would mislead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Care {
+    /// Memory is filled before kernels run. A tool that looks for reads of memory that nobody wrote sees none then.
+    pub poison: bool,
+    /// Every buffer lies between guards. A tool that looks for accesses out of bounds sees none that end in one.
+    pub guards: bool,
+}
+
+impl Default for Care {
+    fn default() -> Care {
+        Care { poison: true, guards: true }
+    }
+}
+
 /// A GPU of this machine.
 pub struct Cuda {
     owner: Owner,
@@ -66,6 +93,7 @@ pub struct Cuda {
     buffers: Vec<Option<Held>>,
     modules: Vec<Loaded>,
     guard: Vec<u8>,
+    care: Care,
     fence: Event,
     marks: Vec<Event>,
     next_mark: u32,
@@ -83,8 +111,11 @@ impl Cuda {
     /// Takes a GPU by its number, from 0. Never panics.
     ///
     /// # Errors
-    /// Those of [`Installed::look`]; [`Problem::Ordinal`]; [`Problem::Call`] where the GPU can't be used.
+    /// Those of [`Installed::look`]; [`Problem::Ordinal`]; [`Problem::Call`] where the GPU can't be used; what is [`lost`].
     pub fn open(ordinal: u32) -> Result<Cuda, Error> {
+        if let Some(lost) = lost() {
+            return Err(lost);
+        }
         let installed = Installed::look()?;
         let count = installed.gpus.len() as u32;
         let Some(gpu) = installed.gpus.get(ordinal as usize).cloned() else {
@@ -111,6 +142,7 @@ impl Cuda {
             buffers: Vec::new(),
             modules: Vec::new(),
             guard: guard::pattern(),
+            care: Care::default(),
             fence,
             marks: Vec::new(),
             next_mark: 0,
@@ -125,6 +157,11 @@ impl Cuda {
     /// How long waits last before a kernel counts as hung; [`PATIENCE`] unless set here.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
+    }
+
+    /// What is done to memory, of buffers from now on.
+    pub fn set_care(&mut self, care: Care) {
+        self.care = care;
     }
 
     /// The GPU, by its own answers.
@@ -168,6 +205,7 @@ impl Cuda {
     }
 
     fn end(&mut self, problem: Problem, place: String) -> Error {
+        let _ = LOST.set((problem.clone(), place.clone()));
         self.ended = Some((problem.clone(), place.clone()));
         Error::new(problem, place)
     }
@@ -228,7 +266,7 @@ impl Cuda {
         };
         self.queued = true;
         let held = self.held(buffer)?;
-        let set = self.context.set(&held.memory, guard::BYTES, value, held.bytes as usize / size);
+        let set = self.context.set(&held.memory, held.guard, value, held.bytes as usize / size);
         let what = held.what.clone();
         set.map_err(|f| self.failed(f, &what))
     }
@@ -242,7 +280,7 @@ impl Cuda {
     /// Looks at a buffer's guards if anything was launched since; nothing may be under way.
     fn check_buffer(&mut self, index: usize) -> Result<(), Error> {
         let Some(held) = self.buffers.get(index).and_then(Option::as_ref) else { return Ok(()) };
-        if held.seen == self.launches {
+        if held.seen == self.launches || held.guard == 0 {
             return Ok(());
         }
         let sides = [(Side::Before, 0), (Side::Behind, held.memory.bytes() - guard::BYTES)];
@@ -314,7 +352,8 @@ impl Device for Cuda {
         self.wait()?;
         let refused = |why: String| Error::new(Problem::Memory { bytes, why }, what);
         let id = u32::try_from(self.buffers.len()).map_err(|e| refused(format!(": {e}")))?;
-        let size = usize::try_from(bytes).ok().and_then(|b| b.checked_add(2 * guard::BYTES));
+        let guard = if self.care.guards { guard::BYTES } else { 0 };
+        let size = usize::try_from(bytes).ok().and_then(|b| b.checked_add(2 * guard));
         let size = size.ok_or_else(|| refused(String::new()))?;
         let memory = match self.context.allocate(size) {
             Ok(memory) => memory,
@@ -327,8 +366,8 @@ impl Device for Cuda {
             }
             Err(f) => return Err(self.failed(f, what)),
         };
-        let laid = self.lay_guards(&memory);
-        self.buffers.push(Some(Held { memory, bytes, what: what.into(), seen: self.launches }));
+        let laid = if guard > 0 { self.lay_guards(&memory) } else { Ok(()) };
+        self.buffers.push(Some(Held { memory, bytes, guard, what: what.into(), seen: self.launches }));
         laid.map_err(|f| self.failed(f, what))?;
         let buffer = Buffer::new(self.owner, id);
         self.poison(buffer, Pattern::NAN)?;
@@ -351,7 +390,7 @@ impl Device for Cuda {
         self.wait()?;
         let held = self.held(buffer)?;
         let r = range(at, bytes.len(), held.bytes).map_err(|p| Error::new(p, &*held.what))?;
-        let written = self.context.write(&held.memory, guard::BYTES + r.start as usize, bytes);
+        let written = self.context.write(&held.memory, held.guard + r.start as usize, bytes);
         let what = held.what.clone();
         written.map_err(|f| self.failed(f, &what))
     }
@@ -364,7 +403,7 @@ impl Device for Cuda {
         let r = range(at, into.len(), held.bytes).map_err(|p| Error::new(p, &*held.what))?;
         self.check_buffer(index)?;
         let held = self.held(buffer)?;
-        let read = self.context.read(&held.memory, guard::BYTES + r.start as usize, into);
+        let read = self.context.read(&held.memory, held.guard + r.start as usize, into);
         let what = held.what.clone();
         read.map_err(|f| self.failed(f, &what))
     }
@@ -387,7 +426,11 @@ impl Device for Cuda {
     }
 
     fn poison(&mut self, buffer: Buffer, pattern: Pattern) -> Result<(), Error> {
-        self.set(buffer, pattern)
+        if self.care.poison { self.set(buffer, pattern) } else { Ok(()) }
+    }
+
+    fn poisons(&self) -> bool {
+        self.care.poison
     }
 
     /// Takes `sm_NN`, `sm_NNa` and `sm_NNf` of its own number.
@@ -441,7 +484,8 @@ impl Device for Cuda {
         }
         let mut addresses = Vec::new();
         for (buffer, _) in l.arguments.iter().filter_map(Arg::buffer) {
-            addresses.push(self.held(buffer)?.memory.address() + guard::BYTES as u64);
+            let held = self.held(buffer)?;
+            addresses.push(held.memory.address() + held.guard as u64);
         }
         let mut addresses = addresses.into_iter();
         let mut packed = Packed::of(l.arguments, |_| addresses.next().unwrap_or(0));

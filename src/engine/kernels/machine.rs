@@ -8,8 +8,9 @@ depends on what lay there before. Memory that is still held when this ends is gi
 
 use super::code::Code;
 use super::header::Entry;
-use crate::device::{Arg, Buffer, Device, Launch, Pattern};
+use crate::device::{self, Arg, Buffer, Device, Launch, Pattern};
 use crate::engine::EngineError;
+use crate::trace::TensorId;
 use mla_numeric::DType;
 
 /// Passes of a device at most.
@@ -43,6 +44,8 @@ pub struct Machine<'a, D: Device> {
     code: &'a mut Code,
     geometry: Vec<(&'static str, i64)>,
     held: Vec<Buffer>,
+    /// The tensor that is computed, for errors.
+    pub computing: Option<TensorId>,
 }
 
 /// What went wrong on the way: what, where, what to do.
@@ -53,12 +56,22 @@ pub fn broke(text: impl ToString) -> EngineError {
 impl<'a, D: Device> Machine<'a, D> {
     /// A device for one layer; `geometry` has the scalars that headers may ask for.
     pub fn new(device: &'a mut D, code: &'a mut Code, geometry: Vec<(&'static str, i64)>) -> Machine<'a, D> {
-        Machine { device, code, geometry, held: Vec::new() }
+        Machine { device, code, geometry, held: Vec::new(), computing: None }
     }
 
     /// Passes that each stage takes.
     pub fn passes(&self) -> usize {
-        if self.device.tracks() { 1 } else { PASSES }
+        if self.device.tracks() || !self.device.poisons() { 1 } else { PASSES }
+    }
+
+    /// What a kernel did to the device, with the tensor that was computed.
+    pub fn struck(&self, e: device::Error) -> EngineError {
+        let Some(TensorId { stage, form }) = self.computing else { return broke(e) };
+        let form = form.map_or(String::new(), |f| format!("{}/", f.name()));
+        broke(device::Error::new(
+            e.problem().clone(),
+            format!("{}, computing {form}{}", e.place(), stage.name()),
+        ))
     }
 
     /// Poisoned memory; never nothing, since devices refuse that.
@@ -93,8 +106,28 @@ impl<'a, D: Device> Machine<'a, D> {
 
     /// All of some memory.
     pub fn read(&mut self, held: Held) -> Result<Vec<u8>, EngineError> {
-        let mut bytes = vec![0; held.bytes];
-        self.device.read(held.buffer, 0, &mut bytes).map_err(broke)?;
+        self.read_from(held, 0)
+    }
+
+    /// Memory from a byte on.
+    pub fn read_from(&mut self, held: Held, at: usize) -> Result<Vec<u8>, EngineError> {
+        let mut bytes = vec![0; held.bytes.saturating_sub(at)];
+        self.device.read(held.buffer, at as u64, &mut bytes).map_err(|e| self.struck(e))?;
+        Ok(bytes)
+    }
+
+    /// Some rows of memory from row `first` on, of so many bytes each; zeros for those that are not wanted.
+    pub fn read_rows(
+        &mut self,
+        held: Held,
+        (first, row_bytes): (usize, usize),
+        wanted: &[bool],
+    ) -> Result<Vec<u8>, EngineError> {
+        let mut bytes = vec![0; wanted.len() * row_bytes];
+        for (row, into) in bytes.chunks_mut(row_bytes.max(1)).enumerate().filter(|(row, _)| wanted[*row]) {
+            let read = self.device.read(held.buffer, ((first + row) * row_bytes) as u64, into);
+            read.map_err(|e| self.struck(e))?;
+        }
         Ok(bytes)
     }
 
@@ -183,7 +216,7 @@ impl<'a, D: Device> Machine<'a, D> {
         }
         let module = self.code.module(self.device, &file, &self.geometry)?;
         let launch = Launch { module, kernel: entry, grid, block, dynamic_shared, arguments };
-        self.device.launch(&launch).map_err(broke)
+        self.device.launch(&launch).map_err(|e| self.struck(e))
     }
 }
 

@@ -34,6 +34,8 @@ pub struct KernelEngine<D: Device> {
     splits: usize,
     /// Whether q_a and kv_a are one product.
     pub qkv_a: QkvA,
+    /// Number of the pool's first page: its pages lie that far behind the beginning of its memory.
+    pub first_page: usize,
     inner: RefCell<(D, Code)>,
 }
 
@@ -68,7 +70,7 @@ impl<D: Device> KernelEngine<D> {
     ) -> Result<KernelEngine<D>, EngineError> {
         let contract = with_splits(contract(&library, forms).map_err(EngineError::Broke)?, splits);
         let inner = RefCell::new((device, Code::new(library)));
-        Ok(KernelEngine { name, contract, splits, qkv_a: QkvA::Split, inner })
+        Ok(KernelEngine { name, contract, splits, qkv_a: QkvA::Split, first_page: 0, inner })
     }
 
     /// Runs with these splits and the contract that says so.
@@ -85,7 +87,8 @@ impl<D: Device> KernelEngine<D> {
         let (device, code) = &mut *inner;
         let scalars = scalars(&layer.spec.geometry, &device.limits());
         let mut machine = Machine::new(device, code, scalars);
-        run::Run::new(&mut machine, (contract, self.qkv_a), layer, case, sink)?.all(forms, sink)
+        run::Run::new(&mut machine, (contract, self.qkv_a, self.first_page), layer, case, sink)?
+            .all(forms, sink)
     }
 
     /// Lends the device.

@@ -32,6 +32,8 @@ pub struct Run<'a, 'm, D: Device> {
     contract: Contract,
     layer: &'a Layer<'a>,
     case: &'a Case,
+    /// Number of the pool's first page.
+    first_page: usize,
     weights: BTreeMap<Weight, Held>,
     /// q_a and kv_a in one, where they are stacked.
     stack: Option<(Held, [Slot; 2])>,
@@ -52,7 +54,7 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
     /// Uploads what stages share; weights are shown to the sink.
     pub fn new(
         machine: &'a mut Machine<'m, D>,
-        (contract, qkv_a): (Contract, QkvA),
+        (contract, qkv_a, first_page): (Contract, QkvA, usize),
         layer: &'a Layer<'a>,
         case: &'a Case,
         sink: &mut dyn Sink,
@@ -78,7 +80,7 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
             machine.upload_words(factors, "temperature factors")?,
         ];
         debug_assert_eq!(tables[0].bytes, plan.tokens() * g.rope * 2);
-        Ok(Run { machine, contract, layer, case, weights, stack, identity, tables })
+        Ok(Run { machine, contract, layer, case, first_page, weights, stack, identity, tables })
     }
 
     fn geometry(&self) -> &'a Geometry {
@@ -87,6 +89,11 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
 
     fn plan(&self) -> &'a Plan {
         &self.case.plan
+    }
+
+    /// Where the plan's slots begin in the pool.
+    fn first_slot(&self) -> usize {
+        self.first_page * self.plan().page_size
     }
 
     fn stored(&self, stage: Stage) -> DType {
@@ -159,7 +166,8 @@ impl<'a, 'm, D: Device> Run<'a, 'm, D> {
         let attn_out = match form {
             Form::Fused => {
                 let keys = self.plan().key_rows();
-                let slots = keys.flat_map(|(_, s, _)| s.slots.iter().map(|s| *s as u32));
+                let first = self.first_slot();
+                let slots = keys.flat_map(|(_, s, _)| s.slots.iter().map(|s| (first + s) as u32));
                 let slots = self.machine.upload_words(slots, "slots of keys")?;
                 let k = self.keys(sink, shared, slots)?;
                 let v = self.values(sink, shared, slots)?;

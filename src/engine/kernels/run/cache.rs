@@ -2,13 +2,16 @@
 The paged cache: written by slot, read through page tables, decompressed to keys and values.
 */
 
-use super::super::machine::{Held, broke, poison};
+use super::super::machine::{Held, PASSES, broke, poison};
 use super::simple::Product;
 use super::{Run, Shared};
 use crate::device::{Arg, Device};
 use crate::engine::{EngineError, Sink};
 use crate::trace::{Tensor, TensorId};
 use mla_reference::{Form, Stage, Weight};
+
+/// Page tables begin at multiples of so many entries.
+const TABLE: usize = 8;
 
 /// The page tables of all sequences, for each pass: entries behind a table's end differ.
 pub struct Pages {
@@ -26,8 +29,11 @@ impl<D: Device> Run<'_, '_, D> {
     ) -> Result<Vec<Held>, EngineError> {
         let (g, plan) = (self.geometry(), self.plan());
         let id = TensorId::shared(Stage::Cache);
+        self.machine.computing = Some(id);
         let mut tensor = Tensor::zeros(id, plan, g, self.stored(Stage::Cache));
         let (dtype, row_bytes) = (tensor.dtype, g.cache() * tensor.dtype.bytes());
+        // Pages in front of the plan's own have memory, and no tensor.
+        let first = self.first_slot();
         let mut owned = vec![false; tensor.rows];
         let mut context = Vec::new();
         for (i, seq) in plan.sequences.iter().enumerate() {
@@ -46,13 +52,14 @@ impl<D: Device> Run<'_, '_, D> {
             );
         }
         let tokens = self.machine.upload_words(writes.iter().map(|w| w.0), "tokens")?;
-        let to = self.machine.upload_words(writes.iter().map(|w| w.1), "slots")?;
+        let to = self.machine.upload_words(writes.iter().map(|w| first as u32 + w.1), "slots")?;
         let mut pools = Vec::new();
         for pass in 0..self.machine.passes() {
-            let pool = self.machine.allocate(tensor.bytes.len(), "cache")?;
+            let pool = self.machine.allocate(first * row_bytes + tensor.bytes.len(), "cache")?;
             self.machine.device.poison(pool.buffer, poison(pass, dtype)).map_err(broke)?;
             for (slot, bytes) in &context {
-                self.machine.device.write(pool.buffer, (slot * row_bytes) as u64, bytes).map_err(broke)?;
+                let at = ((first + slot) * row_bytes) as u64;
+                self.machine.device.write(pool.buffer, at, bytes).map_err(broke)?;
             }
             let arguments = [
                 Arg::In(latent.buffer),
@@ -65,10 +72,16 @@ impl<D: Device> Run<'_, '_, D> {
             ];
             self.machine.launch("cache_write", &[("rows", writes.len())], &arguments)?;
             self.watch(sink, id)?;
-            let bytes = self.machine.read(pool)?;
+            let known = self.machine.device.poisons();
+            let bytes = if known {
+                self.machine.read_from(pool, first * row_bytes)?
+            } else {
+                // What nobody owns nobody wrote.
+                self.machine.read_rows(pool, (first, row_bytes), &owned)?
+            };
             let poisoned = poison(pass, dtype).bytes();
             let stray = (0..tensor.rows)
-                .filter(|r| !owned[*r])
+                .filter(|r| known && !owned[*r])
                 .find(|r| bytes[r * row_bytes..][..row_bytes].chunks(poisoned.len()).any(|c| c != poisoned));
             if let Some(slot) = stray {
                 sink.evidence(id, &format!("slot {slot} was written, which no request owns"))?;
@@ -94,7 +107,8 @@ impl<D: Device> Run<'_, '_, D> {
             for (slot, (new, old)) in tensor.bytes.chunks(row_bytes).zip(before.chunks(row_bytes)).enumerate()
             {
                 for pool in pools.iter().filter(|_| new != old) {
-                    self.machine.device.write(pool.buffer, (slot * row_bytes) as u64, new).map_err(broke)?;
+                    let at = ((first + slot) * row_bytes) as u64;
+                    self.machine.device.write(pool.buffer, at, new).map_err(broke)?;
                 }
             }
         }
@@ -162,7 +176,7 @@ impl<D: Device> Run<'_, '_, D> {
         })
     }
 
-    /// Page tables, one entry of another page behind each.
+    /// Page tables. Behind each stand an entry of another page, and ids of pages that there are not.
     pub(super) fn pages(&mut self) -> Result<Pages, EngineError> {
         let plan = self.plan();
         let (mut begin, mut entries) = (Vec::new(), Vec::new());
@@ -178,14 +192,15 @@ impl<D: Device> Run<'_, '_, D> {
                     "position {position} lies in slot {slot}, which no page table can say\n  where: sequence {i}\n  do: draw the case in whole pages"
                 )));
             }
-            entries.extend(seq.slots.iter().step_by(plan.page_size).map(|s| Some(page(s) as u32)));
-            entries.push(None);
+            let id = |page: usize| (self.first_page + page) as u32;
+            entries.extend(seq.slots.iter().step_by(plan.page_size).map(|s| [id(page(s)); PASSES]));
+            // Reading one too far is told by what differs between passes, reading on ends outside of the pool.
+            entries.push([id(0), id(plan.pages.saturating_sub(1))]);
+            entries.resize(entries.len().next_multiple_of(TABLE), [i32::MAX as u32, u32::MAX]);
         }
         let mut tables = Vec::new();
         for pass in 0..self.machine.passes() {
-            let other = if pass == 0 { 0 } else { plan.pages.saturating_sub(1) as u32 };
-            tables
-                .push(self.machine.upload_words(entries.iter().map(|e| e.unwrap_or(other)), "page tables")?);
+            tables.push(self.machine.upload_words(entries.iter().map(|e| e[pass]), "page tables")?);
         }
         Ok(Pages { tables, begin })
     }

@@ -52,13 +52,16 @@ impl<D: Device> Run<'_, '_, D> {
         mut launches: impl FnMut(&mut Self, usize, &[Held]) -> Result<(), EngineError>,
     ) -> Result<Vec<(Tensor, Held)>, EngineError> {
         let first = outputs.first().and_then(Output::first).ok_or_else(|| broke("a launch has no output"))?;
+        self.machine.computing = Some(first);
         let mut out = Vec::new();
         for output in outputs {
             let held = self.machine.allocate(output.tensor.bytes.len(), output.name)?;
             out.push((output, held));
         }
         let buffers: Vec<Held> = out.iter().map(|o| o.1).collect();
-        for pass in 0..self.machine.passes() {
+        // Without a column there is nothing to compute, as rope where a head has no rotated ones.
+        let passes = if out.iter().all(|(o, _)| o.tensor.is_empty()) { 0 } else { self.machine.passes() };
+        for pass in 0..passes {
             for (output, held) in &out {
                 let fill = poison(pass, output.tensor.dtype);
                 self.machine.device.poison(held.buffer, fill).map_err(broke)?;
@@ -101,7 +104,7 @@ impl<D: Device> Run<'_, '_, D> {
         let mut left = MOST_GUARDS;
         while let Err(e) = self.machine.device.check_guards() {
             if !matches!(e.problem(), Problem::Guard { .. }) || left == 0 {
-                return Err(broke(e));
+                return Err(self.machine.struck(e));
             }
             left -= 1;
             let what = format!("{}, in {}", e.problem(), e.place());
