@@ -20,6 +20,7 @@ use mla_check::engine::kernels::code::{COMMITTED, committed_name, options, targe
 use mla_check::engine::kernels::library::{File, Library};
 use mla_check::nvrtc::stamp::{self, Stamp};
 use mla_check::nvrtc::{PINNED, Target};
+use mla_numeric::DType;
 use mla_reference::Form;
 use planted::{PLANTED, altered, clean, first, found};
 use rayon::prelude::*;
@@ -106,7 +107,8 @@ const TABLE: [&str; 2] = ["<!-- resources -->\n", "<!-- end of resources -->\n"]
 #[test]
 fn documented_resources_are_what_the_command_writes() {
     let Some(nvrtc) = nvrtc("documented_resources_are_what_the_command_writes") else { return };
-    let rows = resources::of(&Library::built_in().unwrap(), &nvrtc, &TARGETS).unwrap();
+    let libraries = [(DType::Bf16, Library::built_in().unwrap())];
+    let rows = resources::of(&libraries, &nvrtc, &TARGETS).unwrap();
     let table = resources::markdown(&rows);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/kernels.md");
     let text = std::fs::read_to_string(&path).unwrap();

@@ -13,6 +13,7 @@ use crate::model::Model;
 use crate::nvrtc::{Nvrtc, Target};
 use crate::synth::{self, FileType, Preset, Spec};
 use clap::Args;
+use mla_numeric::DType;
 use mla_reference::{Form, Stage, Weight};
 use std::path::{Path, PathBuf};
 
@@ -102,7 +103,7 @@ pub fn main(args: &BenchArgs, out: &mut Output) -> Result<u8, Failure> {
         Some(folder) => Library::folder(folder),
     };
     if args.resources {
-        return taken(args, &library.map_err(failed)?, out);
+        return taken(args, library.map_err(failed)?, out);
     }
     let (asked, shapes) = (stages(&args.stages)?, args.shapes()?);
     let timed = [EngineArg::Cuda, EngineArg::Auto].contains(&args.engine);
@@ -213,7 +214,7 @@ fn failed(e: EngineError) -> Failure {
 }
 
 /// `--resources`: no GPU, no model.
-fn taken(args: &BenchArgs, library: &Library, out: &mut Output) -> Result<u8, Failure> {
+fn taken(args: &BenchArgs, library: Library, out: &mut Output) -> Result<u8, Failure> {
     let nvrtc = Nvrtc::here().map_err(|e| match e.is_unavailable() {
         true => Failure::Unavailable(e.to_string()),
         false => Failure::input(e),
@@ -221,7 +222,7 @@ fn taken(args: &BenchArgs, library: &Library, out: &mut Output) -> Result<u8, Fa
     let targets = if args.targets.is_empty() { &resources::TARGETS[..] } else { &args.targets };
     let bar = out.progress(0);
     bar.set_message("compiling");
-    let rows = resources::of(library, &nvrtc, targets);
+    let rows = resources::of(&[(DType::Bf16, library)], &nvrtc, targets);
     bar.finish_and_clear();
     let rows = rows.map_err(failed)?;
     if let Some(notice) = nvrtc.notice() {
