@@ -1,5 +1,6 @@
 /*---
 version = 2
+dtypes = ["bf16", "f16"]
 specific = true
 geometry = ["ROPE", "LATENT", "SHARED"]
 
@@ -81,20 +82,6 @@ softmax = { tile = "BN", p = "bf16", row_sum = "unrounded", factor = "log2e" }
 #include "attention.cuh"
 #include "pipeline.cuh"
 
-struct Absorbed {
-    const u16* q_latent;  // [token][head][LATENT]
-    const u16* q;         // [token][head][.]; its rope columns begin at rope_at
-    const u16* cache;     // [page][page_size][LATENT + ROPE]
-    const int* pages;     // page tables of all requests; an item's keys begin at its own entry
-    const Work* work;     // [items]; rows are heads of tokens
-    void* o;              // [token][head][LATENT]
-    float* lse;           // [token][heads]
-    i64 q_latent_token, q_token, o_token;          // elements from a token to the next one
-    int q_latent_head, q_head, o_head, cache_row;  // from a head to the next one, from a key to the next one
-    int rope_at, heads, page_size;
-    float c2;  // float32 of scale times log2 e
-};
-
 constexpr int WIDTH = LATENT + ROPE, STEPS = WIDTH / 16;  // of terms, 16 at a time
 constexpr int PITCH = WIDTH * 2 + 16, SLOT = 16 * PITCH, P_PITCH = BN * 2 + 16;
 constexpr int PARTS = BN / 16;  // slots of a tile
@@ -157,8 +144,8 @@ template <int ROWS, int LOADERS, int SCORE_REGISTERS, int OUTPUT_REGISTERS, clas
             const int row = warp * 16 + line + r * 8, at = w.row + row, token = at / p.heads, head = at % p.heads;
             const bool there = row < w.rows;
             sees[r] = there ? seen(w, token - w.first / p.heads) : 0;
-            const u16* latent = p.q_latent + token * p.q_latent_token + i64(head) * p.q_latent_head + pair;
-            const u16* rope = p.q + token * p.q_token + i64(head) * p.q_head + p.rope_at + pair;
+            const element* latent = p.q_latent + token * p.q_latent_token + i64(head) * p.q_latent_head + pair;
+            const element* rope = p.q + token * p.q_token + i64(head) * p.q_head + p.rope_at + pair;
             UNROLL for (int k = 0; k < STEPS; k++) UNROLL for (int e = 0; e < 2; e++) {
                 const int col = k * 16 + e * 8;
                 q[k][r + 2 * e] = there ? *(const u32*)(col < LATENT ? latent + col : rope + (col - LATENT)) : 0;
@@ -341,11 +328,11 @@ template <int ROWS, int LOADERS, int SCORE_REGISTERS, int OUTPUT_REGISTERS, clas
     extern "C" __global__ void __launch_bounds__((3 * ROWS / 16 + LOADERS) * 32, 1) NAME(const __grid_constant__ Absorbed p) { \
         attend<ROWS, LOADERS, SCORE_REGISTERS, OUTPUT_REGISTERS, OUT>(p);                                                \
     }
-KERNEL(absorbed_16, 16, 4, 0, 0, u16)
-KERNEL(absorbed_32, 32, 2, 0, 0, u16)
+KERNEL(absorbed_16, 16, 4, 0, 0, element)
+KERNEL(absorbed_32, 32, 2, 0, 0, element)
 KERNEL(absorbed_part_16, 16, 4, 0, 0, float)
 KERNEL(absorbed_part_32, 32, 2, 0, 0, float)
 #if SPECIFIC  // 4 warps of 200 registers and 8 of 152 are all that a multiprocessor has for 12 warps of 168
-KERNEL(absorbed_64, 64, 0, 200, 152, u16)
+KERNEL(absorbed_64, 64, 0, 200, 152, element)
 KERNEL(absorbed_part_64, 64, 0, 200, 152, float)
 #endif

@@ -1,10 +1,11 @@
 // What the kernels share: names of types, and one function for each instruction that C++ has no word for.
 //
-// Nothing here branches on the architecture: the same source computes the same bits everywhere.
+// Nothing here branches on the architecture: the same source computes the same bits everywhere. It does branch on what tensors
+// are stored in, an `element`: the host passes ELEMENT_BF16, ELEMENT_F16 or ELEMENT_F32.
 #pragma once
 
 typedef unsigned char u8;
-typedef unsigned short u16;  // the bits of a bf16
+typedef unsigned short u16;  // the bits of a bf16 or an f16
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
@@ -30,16 +31,46 @@ DEVICE float log2_(float x) {
     return y;
 }
 
-DEVICE float widen(u16 bits) { return __uint_as_float(u32(bits) << 16); }
-
-// Two floats to bf16, to nearest even; `low` at the lower address.
-DEVICE u32 pack(float low, float high) {
-    u32 r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
+// The value of an f16.
+DEVICE float widen_half(u16 bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
 }
 
+// An element: two of them are a Pair, `low` at the lower address. 16 bits are rounded to nearest even; what is beyond an f16's
+// largest number is infinite.
+#ifdef ELEMENT_F32
+typedef float element;
+typedef float2 Pair;
+DEVICE float widen(float x) { return x; }
+DEVICE float narrow(float x) { return x; }
+DEVICE Pair pack(float low, float high) { return make_float2(low, high); }
+#else
+#ifdef ELEMENT_F16
+#define ELEMENT "f16"
+DEVICE float widen(u16 bits) { return widen_half(bits); }
+#else
+#define ELEMENT "bf16"
+DEVICE float widen(u16 bits) { return __uint_as_float(u32(bits) << 16); }
+#endif
+typedef u16 element;
+typedef u32 Pair;
+DEVICE Pair pack(float low, float high) {
+    u32 r;
+    asm("cvt.rn." ELEMENT "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
 DEVICE u16 narrow(float x) { return u16(pack(x, 0.f)); }
+
+// d += a b: 16 x 16 by 16 x 8, accumulated in float32 by the tensor core.
+DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT "." ELEMENT ".f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#endif
 
 DEVICE u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 
@@ -56,14 +87,6 @@ DEVICE void load_matrices(u32 address, u32 (&r)[4]) {
 DEVICE void load_transposed(u32 address, u32 (&r)[4]) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
-}
-
-// d += a b: 16 x 16 by 16 x 8, accumulated in float32 by the tensor core.
-DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // 16 bytes to shared memory without waiting; zeros where `there` is false, and then nothing is read.

@@ -1,5 +1,6 @@
 /*---
 version = 2
+dtypes = ["bf16", "f16", "f32"]
 
 [[kernel]]
 entry = "dequant_f32"
@@ -91,7 +92,7 @@ type = "IQ4_XS"
 threads = "256"
 grid = ["cdiv(blocks, 256 / 32)"]
 ---*/
-// ggml's floats, Q and K types and IQ4 to bf16; how, and why it rounds once: dequant.cuh.
+// ggml's floats, Q and K types and IQ4 to elements; how, and why it rounds once: dequant.cuh.
 
 #include "dequant.cuh"
 
@@ -219,15 +220,21 @@ struct Q6_K {
 
 struct F32 {
     using Word = u32;
-    static DEVICE u32 pair(const u32* w, int i) { return pack(__uint_as_float(w[2 * i]), __uint_as_float(w[2 * i + 1])); }
+    static DEVICE Pair pair(const u32* w, int i) { return pack(__uint_as_float(w[2 * i]), __uint_as_float(w[2 * i + 1])); }
 };
 struct F16 {
     using Word = u16;
-    static DEVICE u32 pair(const u32* w, int i) { return pack(widen_half(w[i]), widen_half(w[i] >> 16)); }
+    static DEVICE Pair pair(const u32* w, int i) { return pack(widen_half(u16(w[i])), widen_half(u16(w[i] >> 16))); }
 };
 struct BF16 {
     using Word = u16;
-    static DEVICE u32 pair(const u32* w, int i) { return w[i]; }
+#if defined(ELEMENT_F16) || defined(ELEMENT_F32)
+    static DEVICE Pair pair(const u32* w, int i) {
+        return pack(__uint_as_float(w[i] << 16), __uint_as_float(w[i] & 0xffff0000u));
+    }
+#else
+    static DEVICE Pair pair(const u32* w, int i) { return w[i]; }
+#endif
 };
 
 KERNEL(dequant_f32, convert, F32)

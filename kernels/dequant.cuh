@@ -1,7 +1,7 @@
-// Blocks of ggml's types to bf16: the exact value of each element, rounded once, to nearest even. What all kernels for it
+// Blocks of ggml's types to elements: the exact value of each, rounded once, to nearest even. What all kernels for it
 // share; which file has which type: docs/kernels.md.
 //
-// A thread makes eight elements that follow each other and stores them as 16 bytes: four threads a block of 32, a warp a
+// A thread makes eight elements that follow each other and stores them 16 bytes at a time: four threads a block of 32, a warp a
 // block of 256. The eight codes lie in eight bytes of the block that follow each other, each in the same bits of its
 // byte, so that four at a time are taken apart in one register.
 //
@@ -20,27 +20,21 @@
 //
 // (-8, -16, -128, -32 and -4, which take a bit more, are powers of two.) At most 23 of float32's 24 bits, between 2^-24
 // and 2^29: nothing rounds, nothing is subnormal (but MXFP4's smallest scales, which float32 holds, and its largest products,
-// which are infinite in bf16 too). Longer than float32's 24 bits can be the sum with a minimum, Q8_K's product of a float32
-// and a code, F64 and large whole numbers. They are rounded to 24 bits to odd, and then to bf16's 8 to nearest, which gives
-// what one rounding would: two bits to spare are enough (Boldo and Melquiond 2008, Emulation of FMA and Correctly Rounded
-// Sums).
+// which are infinite in bf16 and f16 too). Longer than float32's 24 bits can be the sum with a minimum, Q8_K's product of a
+// float32 and a code, F64 and large whole numbers. They are rounded to 24 bits to odd, and then to the 8 of bf16 or the 11 of
+// f16 (fewer where it is subnormal) to nearest, which gives what one rounding would: two bits to spare are enough (Boldo and
+// Melquiond 2008, Emulation of FMA and Correctly Rounded Sums).
 //
 // Layouts: ggml 0.25.3, block structures of `ggml-common.h`.
 
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-#define DEVICE __device__ __forceinline__
-#define UNROLL _Pragma("unroll")
+#include "common.cuh"
 
 // `blocks` is aligned to the largest power of two, 16 at most, that divides the bytes of a block (types without blocks:
 // of eight elements); `out` to 16. They do not overlap.
 struct Dequant {
     const u8* blocks;
-    u16* out;   // [count][elements of a block], bf16
-    u64 count;  // blocks; of types without them: elements
+    element* out;  // [count][elements of a block]
+    u64 count;     // blocks; of types without them: elements
 };
 
 constexpr int THREADS = 256;
@@ -49,27 +43,34 @@ DEVICE u64 thread_index() { return u64(blockIdx.x) * THREADS + threadIdx.x; }
 
 // ---- numbers
 
-DEVICE float widen_half(u32 bits) {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(u16(bits)));
-    return x;
+// Eight elements, as four pairs.
+DEVICE void store(element* out, u64 t, const Pair (&x)[4]) {
+#ifdef ELEMENT_F32
+    ((float4*)out)[2 * t] = make_float4(x[0].x, x[0].y, x[1].x, x[1].y);
+    ((float4*)out)[2 * t + 1] = make_float4(x[2].x, x[2].y, x[3].x, x[3].y);
+#else
+    ((uint4*)out)[t] = {x[0], x[1], x[2], x[3]};
+#endif
 }
 
-// Two floats to bf16, to nearest even; `low` at the lower address.
-DEVICE u32 pack(float low, float high) {
-    u32 r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
-}
-
-// Of the two neighbours of a number, rounded down and up, the one whose last bit is 1; a float is both of its own.
+// What is longer than a float32 has to be rounded so that the element is rounded once: a 16-bit one needs the float32
+// rounded to odd, of the neighbours below and above the one whose last bit is 1; a float32 is the element itself.
+#ifdef ELEMENT_F32
+DEVICE element low_of(Pair x) { return x.x; }
+DEVICE float long_fma(float a, float b, float c) { return fmaf(a, b, c); }
+DEVICE float long_mul(float a, float b) { return a * b; }
+DEVICE float shorten(double x) { return __double2float_rn(x); }
+DEVICE float shorten(int x) { return __int2float_rn(x); }
+#else
+DEVICE element low_of(Pair x) { return element(x); }
+// A float is both neighbours of its own.
 DEVICE float odd(float down, float up) { return __float_as_uint(down) & 1 ? down : up; }
-
-// a b + c rounded to odd. Of the two zeros an exact 0 gives that of rounding up, which is that of rounding to nearest.
-DEVICE float fma_odd(float a, float b, float c) { return odd(__fmaf_rd(a, b, c), __fmaf_ru(a, b, c)); }
-
-// a b rounded to odd.
-DEVICE float mul_odd(float a, float b) { return odd(__fmul_rd(a, b), __fmul_ru(a, b)); }
+// Of the two zeros an exact 0 gives that of rounding up, which is that of rounding to nearest.
+DEVICE float long_fma(float a, float b, float c) { return odd(__fmaf_rd(a, b, c), __fmaf_ru(a, b, c)); }
+DEVICE float long_mul(float a, float b) { return odd(__fmul_rd(a, b), __fmul_ru(a, b)); }
+DEVICE float shorten(double x) { return odd(__double2float_rd(x), __double2float_ru(x)); }
+DEVICE float shorten(int x) { return odd(__int2float_rd(x), __int2float_ru(x)); }
+#endif
 
 // ---- codes
 
@@ -105,7 +106,7 @@ template <int ALIGNMENT> DEVICE Codes load(const u8* at) {
 DEVICE u32 byte(const u8* at) { return __ldg(at); }
 DEVICE u32 word16(const u8* at) { return __ldg((const u16*)at); }
 DEVICE u32 word32(const u8* at) { return word16(at) | word16(at + 2) << 16; }  // at an even place
-DEVICE float half_at(const u8* at) { return widen_half(word16(at)); }
+DEVICE float half_at(const u8* at) { return widen_half(u16(word16(at))); }
 
 // `width` bits of each byte, from bit `shift`.
 DEVICE Codes bits(Codes c, u32 shift, int width) {
@@ -173,18 +174,18 @@ template <class T> DEVICE void dequantise(const Dequant& d) {
     const u64 t = thread_index(), block = t / PARTS;
     if (block >= d.count) return;
     const Part part = T::part(d.blocks + block * T::BYTES, u32(t) % PARTS);
-    u32 out[4];
+    Pair out[4];
     UNROLL for (int i = 0; i < 4; i++) {
         float x[2];
         UNROLL for (int j = 0; j < 2; j++) {
             const float q = value(part.codes, 2 * i + j, T::ZERO);
-            x[j] = T::LAST == SUM            ? fma_odd(q, part.scale, part.offset)
-                   : T::LAST == LONG_PRODUCT ? mul_odd(q, part.scale)
+            x[j] = T::LAST == SUM            ? long_fma(q, part.scale, part.offset)
+                   : T::LAST == LONG_PRODUCT ? long_mul(q, part.scale)
                                              : q * part.scale;
         }
         out[i] = pack(x[0], x[1]);
     }
-    ((uint4*)d.out)[t] = {out[0], out[1], out[2], out[3]};
+    store(d.out, t, out);
 }
 
 
@@ -205,14 +206,14 @@ template <class T> DEVICE void convert(const Dequant& d) {
                 w[4 * v] = x.x, w[4 * v + 1] = x.y, w[4 * v + 2] = x.z, w[4 * v + 3] = x.w;
             }
         }
-        ((uint4*)d.out)[t] = {T::pair(w, 0), T::pair(w, 1), T::pair(w, 2), T::pair(w, 3)};
+        store(d.out, t, {T::pair(w, 0), T::pair(w, 1), T::pair(w, 2), T::pair(w, 3)});
     } else {
         // Not unrolled: one thread of the launch comes here.
 #pragma unroll 1
         for (u64 i = first; i < d.count; i++) {
             const u64 x = u64(__ldg((const Word*)d.blocks + i));
             const u32 w[4] = {u32(x), u32(x >> 32), 0, 0};
-            d.out[i] = u16(T::pair(w, 0));
+            d.out[i] = low_of(T::pair(w, 0));
         }
     }
 }

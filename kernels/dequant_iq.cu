@@ -1,5 +1,6 @@
 /*---
 version = 2
+dtypes = ["bf16", "f16", "f32"]
 
 [[kernel]]
 entry = "dequant_iq2_xxs"
@@ -43,7 +44,7 @@ type = "IQ1_M"
 threads = "256"
 grid = ["cdiv(blocks, 256 / 32)"]
 ---*/
-// ggml's IQ1, IQ2 and IQ3 types to bf16; how, and why it rounds once: dequant.cuh.
+// ggml's IQ1, IQ2 and IQ3 types to elements; how, and why it rounds once: dequant.cuh.
 //
 // Blocks of 256 in eight groups of 32. The eight elements of a part are one entry of a codebook (IQ3: two of four elements),
 // times signs (IQ1: moved by an eighth) and a scale of 16 or 32 elements. Layouts as in reference/src/dequant/iq*.rs.

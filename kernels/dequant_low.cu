@@ -1,5 +1,6 @@
 /*---
 version = 2
+dtypes = ["bf16", "f16", "f32"]
 
 [[kernel]]
 entry = "dequant_q1_0"
@@ -37,7 +38,7 @@ type = "NVFP4"
 threads = "256"
 grid = ["cdiv(blocks, 256 / 8)"]
 ---*/
-// ggml's types of one bit, two bits or three values, and FP4, to bf16; how, and why it rounds once: dequant.cuh. Layouts as in
+// ggml's types of one bit, two bits or three values, and FP4, to elements; how, and why it rounds once: dequant.cuh. Layouts as in
 // reference/src/dequant/low.rs and fp4.rs.
 
 #include "dequant.cuh"

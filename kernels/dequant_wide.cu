@@ -1,5 +1,6 @@
 /*---
 version = 2
+dtypes = ["bf16", "f16", "f32"]
 
 [[kernel]]
 entry = "dequant_q8_1"
@@ -43,7 +44,7 @@ type = "I64"
 threads = "256"
 grid = ["cdiv(blocks, 256 * 8)"]
 ---*/
-// ggml's activation types Q8_1 and Q8_K, F64 and whole numbers to bf16; how, and why it rounds once: dequant.cuh.
+// ggml's activation types Q8_1 and Q8_K, F64 and whole numbers to elements; how, and why it rounds once: dequant.cuh.
 
 #include "dequant.cuh"
 
@@ -71,34 +72,33 @@ struct Q8_K {
 
 // ---- types without blocks
 
-DEVICE float odd(double x) { return odd(__double2float_rd(x), __double2float_ru(x)); }
 DEVICE double wide(const u32* w) { return __hiloint2double(int(w[1]), int(w[0])); }
 // The reference holds a whole number of 64 bits as a float64: rounded once more where it is beyond 2^53.
-DEVICE float whole(const u32* w) { return odd(__ll2double_rn((long long)(u64(w[1]) << 32 | w[0]))); }
-DEVICE float whole(u32 w) { return odd(__int2float_rd(int(w)), __int2float_ru(int(w))); }
+DEVICE float whole(const u32* w) { return shorten(__ll2double_rn((long long)(u64(w[1]) << 32 | w[0]))); }
+DEVICE float whole(u32 w) { return shorten(int(w)); }
 
 struct F64 {
     using Word = u64;
-    static DEVICE u32 pair(const u32* w, int i) { return pack(odd(wide(w + 4 * i)), odd(wide(w + 4 * i + 2))); }
+    static DEVICE Pair pair(const u32* w, int i) { return pack(shorten(wide(w + 4 * i)), shorten(wide(w + 4 * i + 2))); }
 };
 struct I8 {
     using Word = u8;
     static DEVICE float element(u32 w, int i) { return float(int(w << (24 - 8 * i)) >> 24); }
-    static DEVICE u32 pair(const u32* w, int i) {
+    static DEVICE Pair pair(const u32* w, int i) {
         return pack(element(w[i / 2], i % 2 * 2), element(w[i / 2], i % 2 * 2 + 1));
     }
 };
 struct I16 {
     using Word = u16;
-    static DEVICE u32 pair(const u32* w, int i) { return pack(float(int(w[i] << 16) >> 16), float(int(w[i]) >> 16)); }
+    static DEVICE Pair pair(const u32* w, int i) { return pack(float(int(w[i] << 16) >> 16), float(int(w[i]) >> 16)); }
 };
 struct I32 {
     using Word = u32;
-    static DEVICE u32 pair(const u32* w, int i) { return pack(whole(w[2 * i]), whole(w[2 * i + 1])); }
+    static DEVICE Pair pair(const u32* w, int i) { return pack(whole(w[2 * i]), whole(w[2 * i + 1])); }
 };
 struct I64 {
     using Word = u64;
-    static DEVICE u32 pair(const u32* w, int i) { return pack(whole(w + 4 * i), whole(w + 4 * i + 2)); }
+    static DEVICE Pair pair(const u32* w, int i) { return pack(whole(w + 4 * i), whole(w + 4 * i + 2)); }
 };
 
 KERNEL(dequant_q8_1, dequantise, Q8_1)

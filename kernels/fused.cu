@@ -1,5 +1,6 @@
 /*---
 version = 2
+dtypes = ["bf16", "f16"]
 geometry = ["NOPE", "ROPE", "VALUE"]
 
 [tile]
@@ -40,19 +41,6 @@ softmax = { tile = "BN", p = "bf16", row_sum = "unrounded", factor = "log2e" }
 // tensor core. Warps skip tiles that none of their rows sees.
 #include "attention.cuh"
 
-struct Fused {
-    const u16* q;      // [token][head][NOPE + ROPE]
-    const u16* k;      // [key][head][NOPE + ROPE]
-    const u16* v;      // [key][head][VALUE]
-    const Work* work;  // [items]
-    void* o;           // [token][head][VALUE]
-    float* lse;        // [token][heads]
-    i64 q_token, k_token, v_token, o_token;  // elements from a token to the next one
-    int q_head, k_head, v_head, o_head;      // from a head to the next one
-    int heads;
-    float c2;  // float32 of scale times log2 e
-};
-
 constexpr int DK = NOPE + ROPE, STEPS = DK / 16;  // of terms, 16 at a time
 constexpr bool WIDE = DK > 192 || VALUE > 128;
 constexpr int MT = WIDE ? 1 : 2, WARPS = BM / 16 / MT, THREADS = 32 * WARPS;
@@ -62,7 +50,7 @@ constexpr int Q_PITCH = PITCH<LEFT * 16>, K_PITCH = PITCH<DK>, V_PITCH = PITCH<V
 static_assert(BN % 16 == 0 && DK % 16 == 0 && VALUE % 16 == 0 && BM % (16 * MT) == 0, "whole tiles of the tensor core");
 
 // Copies ROWS rows of COLS elements without waiting, 8 threads a row; rows from `rows` on become zeros. `from` is the thread's own piece of row 0.
-template <int COLS, int ROWS> DEVICE void copy_rows(u32 to, const u16* from, i64 stride, int rows) {
+template <int COLS, int ROWS> DEVICE void copy_rows(u32 to, const element* from, i64 stride, int rows) {
     constexpr int AT_ONCE = THREADS / 8;
     const int first = threadIdx.x / 8, piece = threadIdx.x % 8;
     to += first * PITCH<COLS> + (piece ^ first % 8) * 16;
@@ -70,7 +58,7 @@ template <int COLS, int ROWS> DEVICE void copy_rows(u32 to, const u16* from, i64
         const int row = i * AT_ONCE + first;
         if (ROWS % AT_ONCE && row >= ROWS) break;
         const bool there = row < rows;
-        const u16* at = from + (there ? row : 0) * stride;
+        const element* at = from + (there ? row : 0) * stride;
         UNROLL for (int j = 0; j < (COLS + 63) / 64; j++)
             if (COLS % 64 == 0 || j * 64 + piece * 8 < COLS)
                 copy_async(to + i * AT_ONCE * PITCH<COLS> + j * 128, at + j * 64, there);
@@ -89,9 +77,9 @@ template <class Out> DEVICE void attend(const Fused& p) {
     const int warp_first = min(sees0, end), warp_last = row0 < w.rows ? min(sees0 + min(16 * MT, w.rows - row0) - 1, end) : 0;
     const u32 q_base = shared_address(memory), k_base = q_base + BM * Q_PITCH, v_base = k_base + BN * K_PITCH;
     const int own = threadIdx.x % 8 * 8;
-    const u16* queries = p.q + w.row * p.q_token + i64(head) * p.q_head;
-    const u16* keys = p.k + (w.keys + w.begin) * p.k_token + i64(head) * p.k_head + own;
-    const u16* values = p.v + (w.keys + w.begin) * p.v_token + i64(head) * p.v_head + own;
+    const element* queries = p.q + w.row * p.q_token + i64(head) * p.q_head;
+    const element* keys = p.k + (w.keys + w.begin) * p.k_token + i64(head) * p.k_head + own;
+    const element* values = p.v + (w.keys + w.begin) * p.v_token + i64(head) * p.v_head + own;
     auto load_keys = [&](int tile) {
         copy_rows<DK, BN>(k_base, keys + i64(tile) * BN * p.k_token, p.k_token, last - tile * BN);
     };
@@ -103,7 +91,7 @@ template <class Out> DEVICE void attend(const Fused& p) {
     if (HELD) UNROLL for (int m = 0; m < MT; m++) UNROLL for (int r = 0; r < 2; r++) {
         const int row = row0 + m * 16 + line + r * 8;
         const bool there = row < w.rows;
-        const u16* from = queries + (there ? row : 0) * p.q_token + pair;
+        const element* from = queries + (there ? row : 0) * p.q_token + pair;
         UNROLL for (int k = 0; k < HELD; k++)
             UNROLL for (int e = 0; e < 2; e++) q[m][k][r + 2 * e] = there ? *(const u32*)(from + k * 16 + e * 8) : 0;
     }
@@ -224,5 +212,5 @@ template <class Out> DEVICE void attend(const Fused& p) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) fused(const __grid_constant__ Fused p) { attend<u16>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) fused(const __grid_constant__ Fused p) { attend<element>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS) fused_part(const __grid_constant__ Fused p) { attend<float>(p); }

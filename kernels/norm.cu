@@ -1,5 +1,6 @@
 /*---
 version = 2
+dtypes = ["bf16", "f16", "f32"]
 
 [tile]
 THREADS = 256
@@ -14,9 +15,9 @@ grid = ["rows"]
 #include "common.cuh"
 
 struct Norm {
-    const u16* x;        // [rows][ldx]
+    const element* x;    // [rows][ldx]
     const float* gamma;  // [cols]
-    u16* y;              // [rows][ldy]
+    element* y;          // [rows][ldy]
     int cols, ldx, ldy;
     float eps;
 };
@@ -25,8 +26,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) rms_norm(const __grid_cons
     constexpr int WARPS = THREADS / 32;
     static_assert(WARPS * 32 == THREADS && WARPS <= 32, "whole warps");
     __shared__ float partial[WARPS];
-    const u16* x = p.x + size_t(blockIdx.x) * p.ldx;
-    u16* y = p.y + size_t(blockIdx.x) * p.ldy;
+    const element* x = p.x + size_t(blockIdx.x) * p.ldx;
+    element* y = p.y + size_t(blockIdx.x) * p.ldy;
 
     float sum = 0.f;
     for (int i = threadIdx.x; i < p.cols; i += THREADS) {

@@ -1,5 +1,6 @@
 /*---
 version = 2
+dtypes = ["bf16", "f16"]
 
 [tile]
 BM = 128       # rows of a block

@@ -1,5 +1,6 @@
 /*---
 version = 2
+dtypes = ["bf16", "f16", "f32"]
 
 [tile]
 THREADS = 256
@@ -16,11 +17,11 @@ requires = ["nope % 2 == 0", "rope % 2 == 0"]
 #include "common.cuh"
 
 struct Rope {
-    const u16* x;         // [rows][ldx], from column x_at on: heads of nope + rope columns
+    const element* x;     // [rows][ldx], from column x_at on: heads of nope + rope columns
     const float* cosine;  // [rows][rope / 2]
     const float* sine;
     const float* factor;  // [rows]: all of a row is multiplied by it (1 where the model has no temperature)
-    u16* y;               // [rows][ldy]
+    element* y;           // [rows][ldy]
     int heads, nope, rope, ldx, x_at, ldy;
     int adjacent;         // pairs are (2i, 2i + 1); else (i, i + rope / 2)
 };
@@ -28,8 +29,8 @@ struct Rope {
 extern "C" __global__ void __launch_bounds__(THREADS) rope(const __grid_constant__ Rope p) {
     const int width = p.nope + p.rope, half = p.rope / 2, pairs = width / 2;
     const size_t row = blockIdx.x;
-    const u16* x = p.x + row * p.ldx + p.x_at;
-    u16* y = p.y + row * p.ldy;
+    const element* x = p.x + row * p.ldx + p.x_at;
+    element* y = p.y + row * p.ldy;
     const float factor = p.factor[row];
     for (int i = threadIdx.x; i < p.heads * pairs; i += THREADS) {
         const int base = i / pairs * width, pair = i % pairs, j = pair - p.nope / 2;

@@ -440,21 +440,14 @@ pub(crate) fn kernels<D: Device>(
 ) -> Result<KernelEngine<D>, EngineError> {
     let mut engine = KernelEngine::new(name, device, library(options)?, options.splits(), &options.forms)?;
     engine.qkv_a = options.stacked();
-    let computes = engine.contract().activations;
-    if computes != options.dtype {
-        return Err(EngineError::Input(format!(
-            "the kernels compute in {computes}, not in {}\n  where: --dtype\n  do: pass --dtype {computes}, or --engine cpu",
-            options.dtype
-        )));
-    }
     Ok(engine)
 }
 
 /// The kernel files that the options ask for.
 fn library(options: &Options) -> Result<Library, EngineError> {
     match &options.kernels {
-        None => Library::built_in(),
-        Some(folder) => Library::folder(folder),
+        None => Library::built_in_for(options.dtype),
+        Some(folder) => Library::folder(folder, options.dtype),
     }
 }
 

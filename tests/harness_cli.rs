@@ -89,6 +89,9 @@ fn run(inside: &str, arguments: &[&str], variables: &[(&str, &str)]) -> (Option<
     (output.status.code(), text + &String::from_utf8_lossy(&output.stderr))
 }
 
+/// A compiler that is not there.
+const NO_COMPILER: (&str, &str) = ("MLA_CHECK_NVRTC", "none/libnvrtc.so");
+
 /// No case of an engine that computes here.
 const NONE_HERE: [&str; 6] = ["--skip", "cpu::", "--skip", "ptx::", "--skip", "reference::"];
 
@@ -108,11 +111,21 @@ fn reports(folder: &Path) -> Vec<(String, serde_json::Value)> {
 fn gpu_cases_are_skipped_by_name(_: &Path) {
     let (code, all) = run("program", &["--list"], &[]);
     assert_eq!(code, Some(0), "{all}");
-    // 2 models × 2 layers × 2 phases × (reference 1, cpu 3 dtypes × 2 forms, ptx 2 forms, cuda 2 forms).
+    // 2 models × 2 layers × 2 phases × (reference 1, cpu, ptx and cuda 3 dtypes × 2 forms).
     let tests: Vec<&str> = all.lines().filter(|l| l.ends_with(": test")).collect();
-    assert_eq!(tests.len(), 88, "{all}");
-    let (code, ignored) = run("program", &["--list", "--ignored"], &[]);
-    assert_eq!((code, ignored.lines().filter(|l| l.ends_with(": test")).count()), (Some(0), 16), "{ignored}");
+    assert_eq!(tests.len(), 152, "{all}");
+    let ignored_by = |test: &str| {
+        let (code, ignored) = run("program", &["--list", "--ignored", test], &[NO_COMPILER]);
+        assert_eq!(code, Some(0), "{ignored}");
+        (ignored.lines().filter(|l| l.ends_with(": test")).count(), ignored)
+    };
+    let (count, ignored) = ignored_by("cuda::");
+    assert_eq!(count, 48, "{ignored}");
+    assert!(ignored.lines().all(|l| !l.ends_with(": test") || l.contains("[skipped: ")), "{ignored}");
+    // What has to be compiled for the PTX machine: all but bf16.
+    let (count, ignored) = ignored_by("ptx::");
+    assert_eq!(count, 32, "{ignored}");
+    assert!(!ignored.contains("::bf16::") && ignored.contains("there is nothing of that name"), "{ignored}");
     assert!(ignored.lines().all(|l| !l.ends_with(": test") || l.contains("[skipped: ")), "{ignored}");
     let name = "cuda::dsv3.Q4_K_M::layer1::bf16::fused::decode";
     let (code, text) = run("program", &[name], &[]);
@@ -125,7 +138,7 @@ fn gpu_cases_are_skipped_by_name(_: &Path) {
 fn a_required_gpu_is_a_failure(_: &Path) {
     let (code, text) = run("program", &NONE_HERE, &[("MLA_CHECK_REQUIRE_GPU", "1")]);
     assert_eq!(code, Some(101), "{text}");
-    assert!(text.contains("0 passed; 16 failed; 0 ignored"), "{text}");
+    assert!(text.contains("0 passed; 48 failed; 0 ignored"), "{text}");
     assert!(text.contains("MLA_CHECK_REQUIRE_GPU=1, but "), "{text}");
 }
 
@@ -137,7 +150,7 @@ fn a_floor_is_a_failure_where_nothing_ran(_: &Path) {
     ] {
         let (code, text) = run("program", &NONE_HERE, &[("MLA_CHECK_GPU_FLOOR", floor)]);
         assert_eq!(code, Some(expected), "{floor}: {text}");
-        assert!(text.contains(says) && text.contains("16 ignored"), "{floor}: {text}");
+        assert!(text.contains(says) && text.contains("48 ignored"), "{floor}: {text}");
     }
 }
 

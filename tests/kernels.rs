@@ -11,23 +11,27 @@ docs/kernels.md likewise with `MLA_CHECK_WRITE_DOCS=1` and `cargo test --test ke
 mod environment;
 #[path = "common/planted.rs"]
 mod planted;
+#[path = "common/strided.rs"]
+mod strided;
 
 use environment::nvrtc;
 use mla_check::bench::resources::{self, GEOMETRIES, TARGETS};
 use mla_check::check::EngineKind;
 use mla_check::device::Limits;
+use mla_check::device::ptx::PtxMachine;
 use mla_check::engine::kernels::code::{COMMITTED, committed_name, options, target as target_of};
 use mla_check::engine::kernels::library::{File, Library};
 use mla_check::nvrtc::stamp::{self, Stamp};
 use mla_check::nvrtc::{PINNED, Target};
 use mla_numeric::DType;
 use mla_reference::Form;
-use planted::{PLANTED, altered, clean, first, found};
+use planted::{Change, FILES, PLANTED, altered, altered_in, clean, first, found, report};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 const TARGET: Target = Target::compute(120);
+const DTYPES: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 /// A kernel file and the scalars that it is compiled for.
 type Compilation<'l> = (&'l File, Vec<(&'static str, i64)>);
 
@@ -79,9 +83,12 @@ fn spill(entry: &str, target: Target) -> u32 {
 fn every_kernel_compiles_for_every_target_within_its_limits() {
     let Some(nvrtc) = nvrtc("every_kernel_compiles_for_every_target_within_its_limits") else { return };
     let targets = ["sm_90", "sm_100", "sm_103", "sm_120", "sm_121"].map(|t| t.parse::<Target>().unwrap());
-    let library = Library::built_in().unwrap();
-    let all = compilations(&library);
-    let jobs: Vec<_> = all.values().flat_map(|c| targets.iter().map(move |t| (c, *t))).collect();
+    let libraries = DTYPES.map(|d| Library::built_in_for(d).unwrap());
+    let all: Vec<_> = libraries.iter().flat_map(compilations).map(|(_, c)| c).collect();
+    // The other dtypes on two of them: it takes time, and what differs is the type of an operand.
+    let of = |c: &Compilation, t: &Target| c.0.dtype == DType::Bf16 || [90, 120].contains(&t.number);
+    let jobs: Vec<_> =
+        all.iter().flat_map(|c| targets.iter().map(move |t| (c, *t))).filter(|(c, t)| of(c, t)).collect();
     jobs.par_iter().for_each(|((file, geometry), target)| {
         let target = &target_of(file, *target);
         let limits = Limits::of(*target).unwrap();
@@ -89,7 +96,7 @@ fn every_kernel_compiles_for_every_target_within_its_limits() {
         let code = nvrtc.compile(&file.source, *target, &options(file, &geometry).unwrap()).unwrap();
         assert_eq!(code.diagnostics(), "", "{} {target}", file.source.name);
         for k in &file.header.kernels {
-            let place = format!("{} for {target}", k.entry);
+            let place = format!("{} for {target} in {}", k.entry, file.dtype);
             let found = code.kernel(&k.entry).unwrap_or_else(|| panic!("{place} is missing"));
             let local = found.frame_bytes.max(found.spill_store_bytes.unwrap_or(u32::MAX));
             assert!(local <= spill(&k.entry, *target), "{place}: {local} bytes of local memory");
@@ -107,7 +114,7 @@ const TABLE: [&str; 2] = ["<!-- resources -->\n", "<!-- end of resources -->\n"]
 #[test]
 fn documented_resources_are_what_the_command_writes() {
     let Some(nvrtc) = nvrtc("documented_resources_are_what_the_command_writes") else { return };
-    let libraries = [(DType::Bf16, Library::built_in().unwrap())];
+    let libraries = DTYPES.map(|d| Library::built_in_for(d).unwrap());
     let rows = resources::of(&libraries, &nvrtc, &TARGETS).unwrap();
     let table = resources::markdown(&rows);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/kernels.md");
@@ -145,6 +152,70 @@ fn broken_kernels_are_found_where_they_are_broken() {
     // Another text has no committed PTX.
     let Some(_) = nvrtc("broken_kernels_are_found_where_they_are_broken") else { return };
     PLANTED.par_iter().for_each(|planted| found(EngineKind::Ptx, planted));
+}
+
+#[test]
+fn rows_that_do_not_lie_together_give_the_same_bits() {
+    strided::attention(&mut PtxMachine::new(TARGET).unwrap());
+}
+
+/// Both forms, in parts and not, with a page's end and keys of several tiles.
+#[test]
+fn kernels_are_clean_in_other_dtypes() {
+    let Some(_) = nvrtc("kernels_are_clean_in_other_dtypes") else { return };
+    [DType::F16, DType::F32].par_iter().for_each(|dtype| {
+        let report = report(EngineKind::Ptx, FILES[1], |o| {
+            (o.dtype, o.splits) = (*dtype, Some(2));
+            o.batch = "0+5,70+1".parse().unwrap();
+        });
+        let c = &report.contract;
+        assert_eq!((c.weights, c.activations, c.partials), (*dtype, *dtype, DType::F32));
+        assert_eq!(c.softmax.p, (*dtype == DType::F16).then_some(DType::F16));
+        clean(&report);
+    });
+}
+
+/// What rounds to another dtype, or as no contract says, is found where it does.
+#[test]
+fn kernels_that_round_otherwise_are_found() {
+    let Some(_) = nvrtc("kernels_that_round_otherwise_are_found") else { return };
+    let norm = "y[i] = narrow(widen(x[i]) * scale * p.gamma[i]);";
+    let cut =
+        "y[i] = narrow(__uint_as_float(__float_as_uint(widen(x[i]) * scale * p.gamma[i]) & 0xffff0000u));";
+    let planted: [(DType, Form, Change, &str); 5] = [
+        (DType::F16, Form::Absorbed, ("norm.cu", norm, cut), "attn_in"),
+        (DType::F32, Form::Absorbed, ("norm.cu", norm, cut), "attn_in"),
+        (
+            DType::F16,
+            Form::Fused,
+            (
+                "product.cu",
+                "pack(sum[m][n][2 * e], sum[m][n][2 * e + 1])",
+                "pack(sum[m][n][2 * e] * 1.001f, sum[m][n][2 * e + 1])",
+            ),
+            "q_a",
+        ),
+        (
+            DType::F32,
+            Form::Fused,
+            (
+                "product_f32.cu",
+                "+ col] = sum[m][n];",
+                "+ col] = __uint_as_float(__float_as_uint(sum[m][n]) & 0xffffe000u);",
+            ),
+            "q_a",
+        ),
+        (
+            DType::F32,
+            Form::Absorbed,
+            ("absorbed_f32.cu", "rows.score<ROPE>(rope, memory + lane * PITCH + LATENT);", ""),
+            "part_o",
+        ),
+    ];
+    planted.par_iter().for_each(|(dtype, form, change, tensor)| {
+        let report = altered_in(EngineKind::Ptx, *dtype, *form, &[*change]);
+        assert_eq!(&first(&report).0, tensor, "{dtype} {change:?}");
+    });
 }
 
 /// What no value shows: the wait for copies is gone.

@@ -1,6 +1,6 @@
 /*!
-The kernels that decode ggml's types, on the PTX machine: every element is the exact value rounded once to bf16, for every type, and the
-machine finds nothing wrong.
+The kernels that decode ggml's types, on the PTX machine: every element is the exact value rounded once, for every type, and the
+machine finds nothing wrong. To bf16; where NVRTC is, to f16 and f32 too.
 
 The exact values are those of `reference/src/dequant`, which is held to ggml's own float32 results; here the kernels are
 held to ggml's results too, wherever these are exact. The PTX is the committed one, so that no compiler is needed;
@@ -19,7 +19,7 @@ use mla_check::engine::kernels::code::{COMMITTED, committed_name, options};
 use mla_check::engine::kernels::header::{Entry, Header};
 use mla_check::engine::kernels::library::{File, Library};
 use mla_check::nvrtc::stamp::Stamp;
-use mla_check::nvrtc::{Compiled, PINNED, Target};
+use mla_check::nvrtc::{Compiled, Nvrtc, PINNED, Target};
 use mla_numeric::DType;
 use mla_reference::dequant::{self, DECODERS};
 use mla_reference::ggml::GgmlType;
@@ -29,8 +29,8 @@ use std::collections::BTreeSet;
 const TARGET: Target = Target::compute(120);
 
 /// The files whose kernels decode.
-fn files() -> Vec<File> {
-    let library = Library::built_in().unwrap();
+fn files(dtype: DType) -> Vec<File> {
+    let library = Library::built_in_for(dtype).unwrap();
     let decodes = |f: &File| f.header.kernels.iter().any(|k| k.ty.is_some());
     library.files().map(|(_, f)| f.clone()).filter(decodes).collect()
 }
@@ -65,22 +65,34 @@ impl Kernel {
 /// A machine with the kernels.
 struct Kernels {
     machine: PtxMachine,
+    dtype: DType,
     all: Vec<Kernel>,
 }
 
 impl Kernels {
+    /// To bf16, without a compiler.
     fn new() -> Kernels {
+        Kernels::of_code(DType::Bf16, |file| Compiled::of_ptx(&file.source.name, TARGET, ptx(file)))
+    }
+
+    fn compiled(nvrtc: &Nvrtc, dtype: DType) -> Kernels {
+        let compile =
+            |file: &File| nvrtc.compile(&file.source, TARGET, &options(file, &[]).unwrap()).unwrap();
+        Kernels::of_code(dtype, compile)
+    }
+
+    fn of_code(dtype: DType, code: impl Fn(&File) -> Compiled) -> Kernels {
         let mut machine = PtxMachine::new(TARGET).unwrap();
         let mut all = Vec::new();
-        for file in files() {
-            let code = Compiled::of_ptx(&file.source.name, TARGET, ptx(&file));
+        for file in files(dtype) {
+            let code = code(&file);
             let module = machine.load(&code).unwrap();
             for entry in &file.header.kernels {
                 let ty = *GgmlType::ALL.iter().find(|t| Some(t.name()) == entry.ty.as_deref()).unwrap();
                 all.push(Kernel { ty, entry: entry.clone(), header: file.header.clone(), module });
             }
         }
-        Kernels { machine, all }
+        Kernels { machine, dtype, all }
     }
 
     fn of(&self, ty: GgmlType) -> &Kernel {
@@ -89,11 +101,11 @@ impl Kernels {
 
     /// Bits of all elements of whole blocks. Buffers are no larger than they must be, the output is poisoned and must be
     /// written whole, and nothing may be found.
-    fn decode(&mut self, ty: GgmlType, bytes: &[u8]) -> Vec<u16> {
+    fn decode(&mut self, ty: GgmlType, bytes: &[u8]) -> Vec<u64> {
         let blocks = bytes.len() / ty.block_bytes();
         assert_eq!(blocks * ty.block_bytes(), bytes.len());
         let kernel = self.all.iter().find(|k| k.ty == ty).unwrap();
-        let mut out = vec![0; 2 * blocks * ty.block_elements()];
+        let mut out = vec![0; self.dtype.bytes() * blocks * ty.block_elements()];
         let from = self.machine.allocate(bytes.len() as u64, "blocks").unwrap();
         let to = self.machine.allocate(out.len() as u64, "out").unwrap();
         self.machine.write(from, 0, bytes).unwrap();
@@ -110,35 +122,30 @@ impl Kernels {
         assert_eq!(self.machine.take_findings(), [], "{ty}, {blocks} blocks");
         self.machine.free(from).unwrap();
         self.machine.free(to).unwrap();
-        out.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b)).collect()
+        let bits = |b: &[u8]| b.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
+        out.chunks(self.dtype.bytes()).map(bits).collect()
     }
 
-    /// Decodes, and compares with the exact values rounded once. Gives how many elements of them rounding to float32 and
-    /// then to bf16 gets wrong.
+    /// Whether two elements are the same bits, or both NaN.
+    fn same(&self, a: u64, b: u64) -> bool {
+        let nan = |v| self.dtype.from_bits(v).is_nan();
+        a == b || nan(a) && nan(b)
+    }
+
+    /// Decodes, and compares with the exact values rounded once. Gives how many elements of them rounding to float32 first
+    /// gets wrong.
     fn check(&mut self, ty: GgmlType, bytes: &[u8], what: &str) -> usize {
         let got = self.decode(ty, bytes);
         let exact = exact(ty, bytes);
         assert_eq!(got.len(), exact.len());
         for (i, (&got, &x)) in got.iter().zip(&exact).enumerate() {
-            let want = once(x);
-            assert!(same(got, want), "{ty} {what}, element {i}: {got:#06x}, exact {x:e}: {want:#06x}");
+            let (want, dtype) = (self.dtype.to_bits(x), self.dtype);
+            let place = || format!("{ty} to {dtype}, {what}, element {i}");
+            assert!(self.same(got, want), "{}: {got:#06x}, exact {x:e}: {want:#06x}", place());
         }
-        exact.iter().filter(|&&x| !same(once(x), twice(x))).count()
+        let twice = |x: f64| self.dtype.to_bits(f64::from(x as f32));
+        exact.iter().filter(|&&x| !self.same(self.dtype.to_bits(x), twice(x))).count()
     }
-}
-
-/// Whether two bf16 are the same bits, or both NaN.
-fn same(a: u16, b: u16) -> bool {
-    let nan = |v: u16| v & 0x7fff > 0x7f80;
-    a == b || nan(a) && nan(b)
-}
-
-fn once(x: f64) -> u16 {
-    DType::Bf16.to_bits(x) as u16
-}
-
-fn twice(x: f64) -> u16 {
-    half::bf16::from_f32(x as f32).to_bits()
 }
 
 fn exact(ty: GgmlType, bytes: &[u8]) -> Vec<f64> {
@@ -208,7 +215,7 @@ const SPECIAL: [u16; 16] = [
 #[test]
 fn there_is_a_kernel_for_every_type_that_can_be_decoded() {
     let (mut types, mut entries) = (BTreeSet::new(), BTreeSet::new());
-    for file in files() {
+    for file in files(DType::Bf16) {
         for k in &file.header.kernels {
             let ty = k.ty.clone().unwrap();
             assert_eq!(k.entry, format!("dequant_{}", ty.to_lowercase()));
@@ -251,8 +258,11 @@ fn blocks_that_ggml_decoded() {
             for (i, ((got, x), ggml)) in got.iter().zip(exact(ty, bytes.data())).zip(floats).enumerate() {
                 if f64::from(ggml) == x || ggml.is_nan() {
                     held += 1;
-                    let want = half::bf16::from_f32(ggml).to_bits();
-                    assert!(same(*got, want), "{ty} {part}{i}: {got:#06x}, ggml {ggml:e}: {want:#06x}");
+                    let want = u64::from(half::bf16::from_f32(ggml).to_bits());
+                    assert!(
+                        kernels.same(*got, want),
+                        "{ty} {part}{i}: {got:#06x}, ggml {ggml:e}: {want:#06x}"
+                    );
                 }
             }
         }
@@ -277,8 +287,8 @@ fn blocks_of_types_that_ggml_does_not_decode() {
         let values = file.tensor(&format!("{ty}.f64")).unwrap();
         let got = kernels.decode(ty, bytes.data());
         for (i, (got, x)) in got.iter().zip(values.data().as_chunks().0).enumerate() {
-            let want = once(f64::from_le_bytes(*x));
-            assert!(same(*got, want), "{ty} {i}: {got:#06x}, not {want:#06x}");
+            let want = DType::Bf16.to_bits(f64::from_le_bytes(*x));
+            assert!(kernels.same(*got, want), "{ty} {i}: {got:#06x}, not {want:#06x}");
         }
     }
 }
@@ -361,7 +371,7 @@ fn float32_holds_what_has_no_minimum() {
 fn kernels_are_small() {
     let Some(nvrtc) = nvrtc("kernels_are_small") else { return };
     let targets = [90, 100, 120].map(Target::sm);
-    for file in files() {
+    for file in [DType::Bf16, DType::F16, DType::F32].into_iter().flat_map(files) {
         let options = options(&file, &[]).unwrap();
         for (target, code) in targets.iter().zip(nvrtc.compile_all(&file.source, &targets, &options)) {
             let code = code.unwrap_or_else(|e| panic!("{e}"));
@@ -370,8 +380,8 @@ fn kernels_are_small() {
             let limits = Limits::of(*target).unwrap();
             for k in &code.kernels {
                 let what = format!(
-                    "{} on {target}, {} registers, {} B of code",
-                    k.kernel, k.registers, k.code_bytes
+                    "{} on {target} to {}, {} registers, {} B of code",
+                    k.kernel, file.dtype, k.registers, k.code_bytes
                 );
                 assert_eq!((k.spill_store_bytes, k.spill_load_bytes), (Some(0), Some(0)), "{what}");
                 assert_eq!((k.frame_bytes, k.static_shared_bytes, k.parameter_bytes), (0, 0, 24), "{what}");
@@ -402,4 +412,34 @@ fn long_numbers_at_ties_are_rounded_once() {
     let longs = (0..4096).flat_map(|_| (ties() as i64 * (1 << 40) + 1).to_le_bytes());
     wrong[3] = kernels.check(GgmlType::I64, &longs.collect::<Vec<_>>(), "ties");
     assert!(wrong.iter().all(|n| *n > 500), "{wrong:?}");
+}
+
+/// To f16 and to f32: random blocks, extreme scales, every half, and numbers longer than float32's beside ties.
+#[test]
+fn other_dtypes_are_rounded_once_too() {
+    let Some(nvrtc) = nvrtc("other_dtypes_are_rounded_once_too") else { return };
+    for (dtype, precision) in [(DType::F16, 11), (DType::F32, 24)] {
+        let mut kernels = Kernels::compiled(&nvrtc, dtype);
+        let mut r = Random(11);
+        for ty in DECODERS.iter().map(|d| d.ty()) {
+            let blocks = 16_384 / ty.block_elements();
+            kernels.check(ty, &r.bytes(blocks * ty.block_bytes()), "random");
+            kernels.check(ty, &drawn(ty, blocks, &mut r, |r, _| r.of(&SPECIAL)), "special");
+            kernels.check(ty, &r.bytes(3 * ty.block_bytes()), "tail");
+        }
+        let halves: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+        kernels.check(GgmlType::F16, &halves, "all");
+        kernels.check(GgmlType::BF16, &halves, "all");
+        // A significand whose last bit lies behind the dtype's, moved by less than a float32 holds; then beside the largest number
+        // and among the smallest ones.
+        let mut ties = || (1u64 << precision | (r.word() & ((1 << (precision - 1)) - 1)) << 1 | 1) as f64;
+        let mut doubles: Vec<f64> = (0..4096).map(|_| ties() * (1.0 + f64::powi(2.0, -50))).collect();
+        let largest = dtype.largest();
+        doubles.extend([0.999_999, 1.0, 1.000_1, 1.000_3, 2.0].map(|f| largest * f));
+        let least = f64::powi(2.0, dtype.min_exponent() - precision);
+        doubles.extend((0..64).map(|n| least * f64::from(n) * (1.0 + f64::powi(2.0, -45))));
+        let bytes: Vec<u8> = doubles.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let wrong = kernels.check(GgmlType::F64, &bytes, "ties");
+        assert_eq!(wrong > 500, dtype == DType::F16, "{dtype}: {wrong}");
+    }
 }

@@ -70,23 +70,19 @@ pub struct Row {
 ///
 /// # Errors
 /// What NVRTC says; headers that are wrong: what, where, what to do.
-pub fn of(
-    libraries: &[(DType, Library)],
-    nvrtc: &Nvrtc,
-    targets: &[Target],
-) -> Result<Vec<Row>, EngineError> {
-    let mut jobs: Vec<(DType, &File, Names)> = Vec::new();
-    for (dtype, file) in libraries.iter().flat_map(|(d, l)| l.files().map(move |f| (*d, f.1))) {
+pub fn of(libraries: &[Library], nvrtc: &Nvrtc, targets: &[Target]) -> Result<Vec<Row>, EngineError> {
+    let mut jobs: Vec<(&File, Names)> = Vec::new();
+    for file in libraries.iter().flat_map(|l| l.files().map(|f| f.1)) {
         let mut known: Vec<String> = Vec::new();
         for geometry in &GEOMETRIES {
             let named = named(file, geometry);
             if !known.contains(&named) {
                 known.push(named);
-                jobs.push((dtype, file, geometry));
+                jobs.push((file, geometry));
             }
         }
     }
-    let rows = jobs.par_iter().map(|(dtype, file, geometry)| rows(*dtype, file, geometry, nvrtc, targets));
+    let rows = jobs.par_iter().map(|(file, geometry)| rows(file, geometry, nvrtc, targets));
     Ok(together(rows.collect::<Result<Vec<_>, _>>()?.concat()))
 }
 
@@ -112,13 +108,7 @@ fn named(file: &File, geometry: Names) -> String {
     asked.map(|(n, v)| format!("{}{v}", n.to_lowercase())).collect::<Vec<_>>().join(" ")
 }
 
-fn rows(
-    dtype: DType,
-    file: &File,
-    geometry: Names,
-    nvrtc: &Nvrtc,
-    targets: &[Target],
-) -> Result<Vec<Row>, EngineError> {
+fn rows(file: &File, geometry: Names, nvrtc: &Nvrtc, targets: &[Target]) -> Result<Vec<Row>, EngineError> {
     let wrong = |e: String| {
         let name = &file.source.name;
         EngineError::Broke(format!(
@@ -158,7 +148,7 @@ fn rows(
         Ok(Row {
             file: file.source.name.clone(),
             entry: entry.entry.clone(),
-            dtypes: vec![dtype],
+            dtypes: vec![file.dtype],
             geometry: named(file, geometry),
             threads,
             targets: taken,

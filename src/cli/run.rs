@@ -581,21 +581,7 @@ pub(super) fn failure(e: CheckError) -> Failure {
 }
 
 fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
-    let (engine, choice) = match args.engine.kind()? {
-        // `auto` takes what can compute what was asked for.
-        (EngineKind::Cuda, _)
-            if args.engine == EngineArg::Auto && args.dtype != DtypeArg::Bf16 && args.kernels.is_none() =>
-        {
-            let why = format!("the kernels compute in bf16, not in {}", args.dtype.dtype());
-            if gpu_required() {
-                return Err(Failure::Unavailable(format!(
-                    "{why}\n  where: MLA_CHECK_REQUIRE_GPU=1\n  do: pass --dtype bf16, or --engine cpu"
-                )));
-            }
-            (EngineKind::Cpu, format!("chosen because {why}"))
-        }
-        chosen => chosen,
-    };
+    let (engine, choice) = args.engine.kind()?;
     if args.accumulate == AccumulateKind::Mma && engine != EngineKind::Cpu {
         return Err(Failure::Input(format!(
             "engine {} accumulates as its kernels do\n  where: --accumulate mma\n  do: pass --engine cpu, or leave it out",

@@ -1,6 +1,6 @@
 /*! What a run of the matrix is told by variables: `cargo test` takes no options of ours. */
 
-use super::gate::{REQUIRE_GPU, is_on};
+use super::gate::{REQUIRE_GPU, REQUIRE_NVRTC, is_on};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -26,6 +26,8 @@ pub struct Environment {
     pub floor: Option<String>,
     /// [`REQUIRE_GPU`]
     pub require_gpu: bool,
+    /// [`REQUIRE_NVRTC`]
+    pub require_nvrtc: bool,
     /// Whether cargo-nextest runs this process for one test.
     pub nextest: bool,
 }
@@ -41,6 +43,7 @@ impl Environment {
             reports: get(REPORTS).map(PathBuf::from),
             floor: text(FLOOR),
             require_gpu: is_on(REQUIRE_GPU),
+            require_nvrtc: is_on(REQUIRE_NVRTC),
             nextest: is_on("NEXTEST"),
         }
     }

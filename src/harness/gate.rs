@@ -11,6 +11,8 @@ use libtest_mimic::{Completion, Failed, Trial};
 
 /// Set to 1: no GPU is a failure, never a skip.
 pub const REQUIRE_GPU: &str = "MLA_CHECK_REQUIRE_GPU";
+/// Set to 1: no compiler is a failure, never a skip.
+pub const REQUIRE_NVRTC: &str = "MLA_CHECK_REQUIRE_NVRTC";
 
 /// Whether a variable is set to 1.
 pub fn is_on(variable: &str) -> bool {
@@ -31,9 +33,18 @@ pub enum Standing {
 impl Standing {
     /// Of a test that needs a GPU: what is lacking, if anything, and whether it was required.
     pub fn of(lacking: Option<String>, required: bool) -> Standing {
+        Standing::by(lacking, required, REQUIRE_GPU)
+    }
+
+    /// Of a test whose kernels have to be compiled.
+    pub fn of_compiled(lacking: Option<String>, required: bool) -> Standing {
+        Standing::by(lacking, required, REQUIRE_NVRTC)
+    }
+
+    fn by(lacking: Option<String>, required: bool, variable: &str) -> Standing {
         match lacking {
             None => Standing::Runs,
-            Some(why) if required => Standing::Required(format!("{REQUIRE_GPU}=1, but {why}")),
+            Some(why) if required => Standing::Required(format!("{variable}=1, but {why}")),
             Some(why) => Standing::Skipped(why),
         }
     }
@@ -62,5 +73,10 @@ impl Standing {
 /// compiler is looked for only where there is a GPU.
 pub fn lacking_gpu() -> Option<String> {
     let gpu = Installed::look().err().map(|e| e.problem().to_string());
-    gpu.or_else(|| Nvrtc::here().err().map(|e| e.problem().to_string()))
+    gpu.or_else(lacking_compiler)
+}
+
+/// What this machine lacks to compile kernels, in a sentence.
+pub fn lacking_compiler() -> Option<String> {
+    Nvrtc::here().err().map(|e| e.problem().to_string())
 }

@@ -111,7 +111,10 @@ impl Harness {
                 for cell in cells(&listed.label, layers, &column) {
                     plan.gpu_cases += usize::from(source.gpu);
                     let lacking = source.lacking.clone().filter(|_| source.gpu);
-                    let standing = Standing::of(lacking, environment.require_gpu);
+                    let standing = match source.uncompiled(cell.dtype) {
+                        None => Standing::of(lacking, environment.require_gpu),
+                        why => Standing::of_compiled(why, environment.require_nvrtc),
+                    };
                     let name = cell.name();
                     let work = Work {
                         splits: source.splits_of(listed.own),

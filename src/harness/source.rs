@@ -1,9 +1,10 @@
 /*! Who computes: the program's engines, or a kernel author's own. */
 
-use super::gate::lacking_gpu;
+use super::gate::{lacking_compiler, lacking_gpu};
 use super::matrix::plain;
 use crate::case::Batch;
 use crate::check::{self, EngineKind, Options};
+use crate::engine::kernels::header::COMPUTED;
 use crate::engine::{Engine, EngineError};
 use mla_numeric::DType;
 use mla_reference::Form;
@@ -22,6 +23,8 @@ pub struct Source {
     pub(super) own_models: bool,
     pub(super) gpu: bool,
     pub(super) lacking: Option<String>,
+    /// Dtypes whose kernels have to be compiled, and why that can't be done here.
+    uncompiled: Option<(Vec<DType>, String)>,
     batch: Option<Batch>,
     splits: Option<usize>,
     pub(super) make: Box<Make>,
@@ -43,6 +46,7 @@ impl Source {
             own_models: true,
             gpu: false,
             lacking: None,
+            uncompiled: None,
             batch: None,
             splits: None,
             make: Box::new(make),
@@ -52,18 +56,21 @@ impl Source {
     /// An engine of the program.
     pub fn of(kind: EngineKind) -> Source {
         let dtypes: &[DType] = match kind {
-            EngineKind::Cpu => &[DType::Bf16, DType::F16, DType::F32],
+            EngineKind::Cpu | EngineKind::Ptx | EngineKind::Cuda => &COMPUTED,
             EngineKind::Reference => &[DType::F64],
-            // What the program's kernels compute in.
-            EngineKind::Ptx | EngineKind::Cuda => &[DType::Bf16],
         };
         let source = Source { kind: Some(kind), ..Source::new(kind.name(), dtypes, check::engine) };
         match kind {
             EngineKind::Cpu => source,
             // It holds the two forms against each other.
             EngineKind::Reference => Source { forms: Vec::new(), ..source },
-            // A layer of a real model takes the emulated machine hours.
-            EngineKind::Ptx => Source { own_models: false, ..source },
+            EngineKind::Ptx => {
+                // PTX is committed for bf16 alone.
+                let others = COMPUTED.into_iter().filter(|d| *d != DType::Bf16).collect();
+                let uncompiled = lacking_compiler().map(|why| (others, why));
+                // A layer of a real model takes the emulated machine hours.
+                Source { own_models: false, uncompiled, ..source }
+            }
             EngineKind::Cuda => source.on_gpu(lacking_gpu()),
         }
     }
@@ -88,6 +95,11 @@ impl Source {
     /// Splits of the keys in decode with the harness's own models, instead of one for every 256 keys.
     pub fn splits(self, splits: usize) -> Source {
         Source { splits: Some(splits), ..self }
+    }
+
+    /// Why kernels of a dtype can't be compiled here, where they have to be.
+    pub(super) fn uncompiled(&self, dtype: DType) -> Option<String> {
+        self.uncompiled.as_ref().filter(|(dtypes, _)| dtypes.contains(&dtype)).map(|(_, why)| why.clone())
     }
 
     /// Requests with a model, both phases.

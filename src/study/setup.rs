@@ -7,7 +7,7 @@ often stand at page ends. Dtype, accumulator, forms, regimes, splits and page si
 
 use super::layers::{Data, SHAPES, Shape};
 use crate::case::{Batch, Request, Stream};
-use crate::check::{AccumulateKind, Options};
+use crate::check::{AccumulateKind, EngineKind, Options};
 use crate::contracts::ContractChoice;
 use crate::model::Reading;
 use mla_numeric::DType;
@@ -84,8 +84,9 @@ pub fn draw(seed: u64, number: u64, layers: Layers, base: &Options) -> Setup {
         }
     };
     let dtype = pick(rng, &[DType::Bf16, DType::Bf16, DType::Bf16, DType::F16, DType::F32]);
-    // Kernels compute in one dtype.
-    let dtype = if base.engine.runs_kernels() { base.dtype } else { dtype };
+    // PTX is committed for one dtype, and a user's kernels may be for one.
+    let one_dtype = base.engine == EngineKind::Ptx || base.kernels.is_some();
+    let dtype = if one_dtype { base.dtype } else { dtype };
     let mma = rng.below(2) == 0 && dtype != DType::F32;
     let page_size = pick(rng, &[1, 5, 16, 64, 128]);
     let splits = 1 + rng.below(8);

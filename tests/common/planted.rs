@@ -6,6 +6,7 @@ use mla_check::engine::stack::QkvA;
 use mla_check::judge::{Verdict, origins};
 use mla_check::model::Model;
 use mla_check::report::LayerReport;
+use mla_numeric::DType;
 use mla_reference::{Form, Regime};
 use std::path::Path;
 
@@ -109,17 +110,23 @@ pub fn routed(engine: EngineKind) {
 
 /// What a small run says of a copy of some kernel files with texts replaced.
 pub fn altered(engine: EngineKind, form: Form, changes: &[Change]) -> LayerReport {
+    altered_in(engine, DType::Bf16, form, changes)
+}
+
+/// The same in a dtype.
+pub fn altered_in(engine: EngineKind, dtype: DType, form: Form, changes: &[Change]) -> LayerReport {
     let folder = tempfile::tempdir().unwrap();
-    let own = Library::built_in().unwrap();
+    let own = Library::built_in_for(dtype).unwrap();
     for (name, from, to) in changes {
         let path = folder.path().join(name);
-        let text =
-            std::fs::read_to_string(&path).unwrap_or_else(|_| own.file(name).unwrap().source.text.clone());
+        let text = || own.files().find(|(_, f)| f.source.name == *name).unwrap().1.source.text.clone();
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|_| text());
         assert!(text.contains(from), "{name} has no {from:?}");
         std::fs::write(path, text.replacen(from, to, 1)).unwrap();
     }
     report(engine, FILES[0], |o| {
         o.kernels = Some(folder.path().into());
+        o.dtype = dtype;
         o.forms = vec![form];
         o.regimes = vec![Regime::Random];
         o.batch = "0+37,200+1,70+3".parse().unwrap();

@@ -12,6 +12,7 @@ use crate::device::{Device, Module};
 use crate::engine::EngineError;
 use crate::nvrtc::stamp::Stamp;
 use crate::nvrtc::{Compiled, Error, Kind, Nvrtc, Options, PINNED, Target};
+use mla_numeric::DType;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -45,12 +46,14 @@ pub struct Code {
     loaded: HashMap<(String, Vec<(String, i64)>), Module>,
 }
 
-/// Options that a kernel file is compiled with: `geometry` has the values of the scalars that it asks for.
+/// Options that a kernel file is compiled with, its dtype the first: `geometry` has the values of the scalars that it asks
+/// for.
 ///
 /// # Errors
 /// A scalar that it asks for and nobody knows.
 pub fn options(file: &File, geometry: Names) -> Result<Options, String> {
-    let mut options = Options { line_info: true, ..Options::default() };
+    let element = format!("ELEMENT_{}", file.dtype.name().to_uppercase());
+    let mut options = Options { line_info: true, ..Options::default() }.define(element, 1);
     for (name, value) in &file.header.tile {
         options = options.define(name, value);
     }
@@ -148,7 +151,7 @@ fn compiled(file: &File, target: Target, options: &Options) -> Result<Arc<Compil
     let nvrtc = match COMPILER.get() {
         Some(nvrtc) => nvrtc,
         None => {
-            let found = Nvrtc::here().map_err(|e| compiling(&e))?;
+            let found = Nvrtc::here().map_err(|e| absent(&e, file, target))?;
             COMPILER.get_or_init(|| found)
         }
     };
@@ -160,6 +163,18 @@ fn compiled(file: &File, target: Target, options: &Options) -> Result<Arc<Compil
     let code = Arc::new(nvrtc.compile(&file.source, target, options).map_err(|e| compiling(&e))?);
     known().insert(key, code.clone());
     Ok(code)
+}
+
+/// No compiler: where PTX is committed for another dtype, that is a way out.
+fn absent(e: &Error, file: &File, target: Target) -> EngineError {
+    match compiling(e) {
+        EngineError::Unavailable(text)
+            if file.built_in && target.kind == Kind::Virtual && file.dtype != DType::Bf16 =>
+        {
+            EngineError::Unavailable(format!("{text}; or pass --dtype bf16, whose PTX the program has"))
+        }
+        e => e,
+    }
 }
 
 /// A compiler that is not there is the machine's affair; code that does not compile is an engine that broke.

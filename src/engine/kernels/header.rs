@@ -7,12 +7,16 @@ the fields for people.
 */
 
 use super::expression;
+use mla_numeric::DType;
 use mla_reference::Contract;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
 /// Version of the parameter structs that this program passes.
 pub const VERSION: u32 = 2;
+
+/// What kernels may be compiled for.
+pub const COMPUTED: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 
 /// A kernel file's header.
 #[derive(Clone, Debug, Deserialize)]
@@ -23,6 +27,9 @@ pub struct Header {
     /// Whether the code is compiled for one architecture alone, as sm_90a, whose own instructions it uses.
     #[serde(default)]
     pub specific: bool,
+    /// What tensors may be stored in: the code compiles for each.
+    #[serde(default = "only_bf16")]
+    pub dtypes: Vec<DType>,
     /// Scalars of the layer that the code is compiled for, as macros.
     #[serde(default)]
     pub geometry: Vec<String>,
@@ -34,6 +41,10 @@ pub struct Header {
     pub kernels: Vec<Entry>,
     /// What the kernels round, as in contract files; numbers may be names of tile sizes.
     contract: Option<toml::Table>,
+}
+
+fn only_bf16() -> Vec<DType> {
+    vec![DType::Bf16]
 }
 
 /// One entry point.
@@ -83,6 +94,15 @@ impl Header {
                 header.version
             ));
         }
+        let odd = header.dtypes.iter().find(|d| !COMPUTED.contains(d));
+        if let Some(odd) = odd {
+            return Err(format!("its header lists {odd} in dtypes; kernels compute in bf16, f16 and f32"));
+        }
+        if let Some(written) = header.contract()?.map(|c| c.activations)
+            && !header.dtypes.contains(&written)
+        {
+            return Err(format!("its header declares a contract for {written}, which dtypes does not list"));
+        }
         Ok(header)
     }
 
@@ -103,11 +123,17 @@ impl Header {
         expression::value(expression, &of).map_err(|wrong| format!("{expression:?} in its header: {wrong}"))
     }
 
-    /// The contract that it declares.
+    /// The contract that it declares, of code that is compiled for `dtype`: what is written is for the dtype of the written
+    /// activations, and its other places follow.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn contract(&self) -> Result<Option<Contract>, String> {
+    pub fn contract_for(&self, dtype: DType) -> Result<Option<Contract>, String> {
+        Ok(self.contract()?.map(|c| c.retyped(c.activations, dtype)))
+    }
+
+    /// The contract as it is written.
+    fn contract(&self) -> Result<Option<Contract>, String> {
         let Some(table) = &self.contract else { return Ok(None) };
         let table = self.with_numbers(table)?;
         let contract = table.try_into().map_err(|e: toml::de::Error| {
@@ -134,7 +160,6 @@ impl Header {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mla_numeric::DType;
 
     const TEXT: &str = r#"
 /*---
@@ -160,6 +185,17 @@ code"#;
         assert_eq!(h.value(&h.kernels[0].grid[0], &[("rows", 33)]), Ok(2));
         let c = h.contract().unwrap().unwrap();
         assert_eq!((c.softmax.tile, c.softmax.p, c.weights), (32, Some(DType::Bf16), DType::Bf16));
+        assert_eq!(h.dtypes, [DType::Bf16]);
+    }
+
+    #[test]
+    fn the_contract_follows_the_dtype_that_code_is_compiled_for() {
+        let h =
+            Header::of(&TEXT.replace("version = 1", "version = 1\ndtypes = [\"bf16\", \"f16\"]")).unwrap();
+        assert_eq!(h.dtypes, [DType::Bf16, DType::F16]);
+        let c = h.contract_for(DType::F16).unwrap().unwrap();
+        assert_eq!((c.activations, c.weights, c.softmax.p), (DType::F16, DType::F16, Some(DType::F16)));
+        assert_eq!((c.partials, c.lse, c.softmax.tile), (DType::F32, DType::F32, 32));
     }
 
     #[test]
@@ -167,12 +203,15 @@ code"#;
         let of = |from: &str, to: &str| {
             let text = TEXT.replace(from, to);
             assert_ne!(text, TEXT);
-            Header::of(&text).and_then(|h| h.contract().map(|_| h)).err().unwrap_or_default()
+            Header::of(&text).err().unwrap_or_default()
         };
         assert!(of("/*---", "/*--").contains("does not begin with a header"));
         assert!(of("version = 2", "version = 1").contains("of version 1, this program passes version 2"));
         assert!(of("threads", "thread").contains("unknown field `thread`"));
         assert!(of("tile = \"BN\"", "tile = \"BM\"").contains("nothing is called \"BM\""));
         assert!(of("mma(16, 25)", "mma").contains("\"mma\" is no accumulator"));
+        let dtypes = |list: &str| of("version = 1", &format!("version = 1\ndtypes = {list}"));
+        assert!(dtypes("[\"bf16\", \"f64\"]").contains("lists f64 in dtypes"));
+        assert!(dtypes("[\"f16\"]").contains("a contract for bf16, which dtypes does not list"));
     }
 }

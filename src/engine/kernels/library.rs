@@ -3,12 +3,16 @@ Kernel sources: those built into the program, or a folder of the user's.
 
 A folder need not hold every file: what it lacks is taken from the program's own, so that a kernel's author brings one
 file. Includes are resolved here; the compiler opens no file.
+
+A library is of one dtype. A file is known by what it computes: `product.cu` is the file of that name, or where that one
+does not compile for the dtype, the one of the dtype, `product_f32.cu`.
 */
 
-use super::header::Header;
+use super::header::{COMPUTED, Header};
 use crate::engine::EngineError;
 use crate::nvrtc::stamp::Hash;
 use crate::nvrtc::{Source, includes};
+use mla_numeric::DType;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +27,7 @@ const BUILT_IN: &[(&str, &str)] = built_in![
     "common.cuh",
     "attention.cuh",
     "pipeline.cuh",
+    "attention_f32.cuh",
     "dequant.cuh",
     "codebooks.cuh",
     "dequant.cu",
@@ -35,7 +40,10 @@ const BUILT_IN: &[(&str, &str)] = built_in![
     "cache.cu",
     "fused.cu",
     "absorbed.cu",
-    "merge.cu"
+    "merge.cu",
+    "product_f32.cu",
+    "fused_f32.cu",
+    "absorbed_f32.cu"
 ];
 
 /// A kernel file, read.
@@ -49,31 +57,42 @@ pub struct File {
     pub built_in: bool,
     /// Of text and includes.
     pub hash: Hash,
+    /// What tensors are stored in.
+    pub dtype: DType,
 }
 
-/// Kernel files by name.
-#[derive(Clone, Debug, Default)]
+/// Kernel files by what they compute.
+#[derive(Clone, Debug)]
 pub struct Library {
     folder: Option<PathBuf>,
+    dtype: DType,
     files: BTreeMap<String, File>,
 }
 
 impl Library {
-    /// The program's own kernels.
+    /// The program's own kernels for bf16, what PTX is committed for.
     ///
     /// # Errors
     /// None unless the program was built from kernels that are wrong.
     pub fn built_in() -> Result<Library, EngineError> {
-        Library::of(None)
+        Library::built_in_for(DType::Bf16)
+    }
+
+    /// The program's own kernels for a dtype.
+    ///
+    /// # Errors
+    /// A dtype that no kernel computes in.
+    pub fn built_in_for(dtype: DType) -> Result<Library, EngineError> {
+        Library::read(None, dtype).map_err(EngineError::Broke)
     }
 
     /// Kernels of a folder; the program's own where it has no file of a name.
     ///
     /// # Errors
-    /// What, where, what to do. A folder that can't be read or holds no kernels is input that makes no sense; files that
-    /// can't be used (a wrong header, an include that is not there) are an engine that broke: under `--bisect` the first
-    /// stops the bisection, the second skips a commit.
-    pub fn folder(folder: &Path) -> Result<Library, EngineError> {
+    /// What, where, what to do. A folder that can't be read, holds no kernels or none for the dtype is input that makes no
+    /// sense; files that can't be used (a wrong header, an include that is not there) are an engine that broke: under
+    /// `--bisect` the first stops the bisection, the second skips a commit.
+    pub fn folder(folder: &Path, dtype: DType) -> Result<Library, EngineError> {
         let unknown = |e: std::io::Error| {
             let place = folder.display();
             EngineError::Input(format!(
@@ -101,15 +120,18 @@ impl Library {
                 "the kernel folder holds no .cu file\n  where: {place}\n  do: see docs/kernels.md"
             )));
         }
-        Library::of(Some(folder.into()))
+        let library = Library::read(Some(folder.into()), dtype).map_err(EngineError::Broke)?;
+        if library.files.values().all(|f| f.built_in) {
+            return Err(EngineError::Input(format!(
+                "no kernel file of the folder computes in {dtype}\n  where: {}\n  do: list it in `dtypes` of a header, or pass another --dtype",
+                folder.display()
+            )));
+        }
+        Ok(library)
     }
 
-    fn of(folder: Option<PathBuf>) -> Result<Library, EngineError> {
-        Library::read(folder).map_err(EngineError::Broke)
-    }
-
-    fn read(folder: Option<PathBuf>) -> Result<Library, String> {
-        let mut library = Library { folder, files: BTreeMap::new() };
+    fn read(folder: Option<PathBuf>, dtype: DType) -> Result<Library, String> {
+        let mut library = Library { folder, dtype, files: BTreeMap::new() };
         for name in kernel_names() {
             let (text, mut built_in) = library.text(name)?.ok_or_else(|| format!("{name} is missing"))?;
             let place = library.place(name);
@@ -137,9 +159,27 @@ impl Library {
                 .chain(source.headers.iter().map(|h| h.1.as_bytes()))
                 .flat_map(|t| t.iter().copied().chain([0]))
                 .collect();
-            library.files.insert(name.into(), File { header, source, built_in, hash: Hash::of(&all) });
+            let stage = computed_by(name);
+            // What is named after a dtype is only asked where the other can't.
+            if !header.dtypes.contains(&dtype) || stage != name && library.files.contains_key(&stage) {
+                continue;
+            }
+            library.files.insert(stage, File { header, source, built_in, hash: Hash::of(&all), dtype });
+        }
+        for stage in kernel_names().map(computed_by) {
+            if !library.files.contains_key(&stage) {
+                let place = library.place(&stage);
+                return Err(format!(
+                    "no kernel file computes in {dtype} what {stage} does\n  where: {place}\n  do: list {dtype} in `dtypes` of its header, or pass another --dtype"
+                ));
+            }
         }
         Ok(library)
+    }
+
+    /// What tensors are stored in.
+    pub fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// A file's text, and whether it is the program's own.
@@ -162,6 +202,7 @@ impl Library {
 
     /// Where a file comes from, for messages.
     pub fn place(&self, name: &str) -> String {
+        let name = self.files.get(name).map_or(name, |f| f.source.name.as_str());
         match &self.folder {
             Some(folder) if folder.join(name).exists() => folder.join(name).display().to_string(),
             _ => format!("built-in kernel {name}"),
@@ -173,7 +214,7 @@ impl Library {
         self.folder.as_ref().map(|f| f.display().to_string()).unwrap_or_default()
     }
 
-    /// All files, by name.
+    /// All files, by what they compute.
     pub fn files(&self) -> impl Iterator<Item = (&str, &File)> {
         self.files.iter().map(|(n, f)| (n.as_str(), f))
     }
@@ -195,6 +236,12 @@ impl Library {
     }
 }
 
+/// The name that a kernel file is known by: without the dtype.
+fn computed_by(name: &str) -> String {
+    let of = |d: &DType| name.strip_suffix(&format!("_{d}.cu")).map(|stem| format!("{stem}.cu"));
+    COMPUTED.iter().find_map(of).unwrap_or_else(|| name.into())
+}
+
 fn kernel_names() -> impl Iterator<Item = &'static str> {
     BUILT_IN.iter().map(|(n, _)| *n).filter(|n| n.ends_with(".cu"))
 }
@@ -206,7 +253,7 @@ mod tests {
     #[test]
     fn the_built_in_kernels_are_read_with_all_that_they_include() {
         let library = Library::built_in().unwrap();
-        assert_eq!(library.files().count(), kernel_names().count());
+        assert!(library.files().all(|(name, f)| f.source.name == name && f.dtype == DType::Bf16));
         let fused = library.file("fused.cu").unwrap();
         let names: Vec<&str> = fused.source.headers.iter().map(|h| h.0.as_str()).collect();
         assert_eq!(names, ["attention.cuh", "common.cuh"]);
@@ -214,11 +261,56 @@ mod tests {
     }
 
     #[test]
+    fn every_dtype_has_a_file_for_everything() {
+        let stages = |l: &Library| l.files().map(|(n, _)| n.to_string()).collect::<Vec<_>>();
+        let bf16 = Library::built_in().unwrap();
+        for dtype in COMPUTED {
+            let library = Library::built_in_for(dtype).unwrap();
+            assert_eq!(stages(&library), stages(&bf16), "{dtype}");
+            assert!(library.files().all(|(_, f)| f.dtype == dtype && f.header.dtypes.contains(&dtype)));
+            let name = |stage: &str| library.file(stage).unwrap().source.name.clone();
+            let product = if dtype == DType::F32 { "product_f32.cu" } else { "product.cu" };
+            assert_eq!((name("product.cu").as_str(), name("norm.cu").as_str()), (product, "norm.cu"));
+            assert_eq!(library.place("product.cu"), format!("built-in kernel {product}"));
+        }
+        let e = Library::built_in_for(DType::F64).unwrap_err().to_string();
+        assert!(e.contains("no kernel file computes in f64 what"), "{e}");
+    }
+
+    #[test]
+    fn a_folder_serves_the_dtypes_that_its_headers_list() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = BUILT_IN.iter().find(|(n, _)| *n == "product.cu").unwrap().1;
+        // An older file lists none, and is one for bf16.
+        let older = text.replace("dtypes = [\"bf16\", \"f16\"]\n", "");
+        assert_ne!(older, text);
+        std::fs::write(folder.path().join("product.cu"), &older).unwrap();
+        let of = |dtype| Library::folder(folder.path(), dtype);
+        assert!(!of(DType::Bf16).unwrap().file("product.cu").unwrap().built_in);
+        let e = of(DType::F16).unwrap_err().to_string();
+        assert!(
+            e.contains("computes in f16 what product.cu does") && e.contains("  do: list f16 in `dtypes`"),
+            "{e}"
+        );
+        let e = of(DType::F32).unwrap_err();
+        assert!(
+            matches!(&e, EngineError::Input(e) if e.contains("no kernel file of the folder computes in f32")),
+            "{e}"
+        );
+        std::fs::write(folder.path().join("product.cu"), text).unwrap();
+        assert!(!of(DType::F16).unwrap().file("product.cu").unwrap().built_in);
+        // What says that it computes in all three is what is taken.
+        std::fs::write(folder.path().join("product.cu"), text.replace("\"f16\"]", "\"f16\", \"f32\"]"))
+            .unwrap();
+        assert_eq!(of(DType::F32).unwrap().file("product.cu").unwrap().source.name, "product.cu");
+    }
+
+    #[test]
     fn a_folder_replaces_what_it_holds() {
         let folder = tempfile::tempdir().unwrap();
         let text = BUILT_IN.iter().find(|(n, _)| *n == "norm.cu").unwrap().1;
         std::fs::write(folder.path().join("norm.cu"), text.replace("THREADS = 256", "THREADS = 64")).unwrap();
-        let library = Library::folder(folder.path()).unwrap();
+        let library = Library::folder(folder.path(), DType::Bf16).unwrap();
         assert_eq!(library.file("norm.cu").unwrap().header.tile["THREADS"], 64);
         assert!(!library.file("norm.cu").unwrap().built_in && library.file("rope.cu").unwrap().built_in);
         let own = Library::built_in().unwrap();
@@ -230,7 +322,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let error = |name: &str, text: &str| {
             std::fs::write(folder.path().join(name), text).unwrap();
-            let e = Library::folder(folder.path()).unwrap_err().to_string();
+            let e = Library::folder(folder.path(), DType::Bf16).unwrap_err().to_string();
             std::fs::remove_file(folder.path().join(name)).unwrap();
             assert!(e.contains(&folder.path().display().to_string()) && e.contains("  do: "), "{e}");
             e
@@ -240,7 +332,7 @@ mod tests {
         assert!(error("norm.cu", "int x;").contains("does not begin with a header"));
         let text = BUILT_IN.iter().find(|(n, _)| *n == "norm.cu").unwrap().1;
         assert!(error("norm.cu", &text.replace("common.cuh", "other.cuh")).contains("\"other.cuh\""));
-        let missing = Library::folder(&folder.path().join("none")).unwrap_err();
+        let missing = Library::folder(&folder.path().join("none"), DType::Bf16).unwrap_err();
         assert!(matches!(&missing, EngineError::Input(e) if e.contains("can't be read")), "{missing}");
     }
 }

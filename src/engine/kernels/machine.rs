@@ -12,16 +12,13 @@ use crate::device::{Arg, Buffer, Device, Launch, Pattern};
 use crate::engine::EngineError;
 use mla_numeric::DType;
 
-/// Fills of the two passes, in 16 and 32 bits: NaN, and 1.5 * 2^10 in bf16 and in f32.
-const POISON: [(u16, u32); 2] = [(0xffff, 0xffff_ffff), (0x44c0, 0x44c0_0000)];
-
 /// Passes of a device at most.
 pub const PASSES: usize = 2;
 
-/// The poison of a pass.
+/// The poison of a pass: NaN, and 1.5 * 2^10.
 pub fn poison(pass: usize, dtype: DType) -> Pattern {
-    let (narrow, wide) = POISON[pass % PASSES];
-    if dtype.bytes() == 2 { Pattern::Bits16(narrow) } else { Pattern::Bits32(wide) }
+    let bits = if pass.is_multiple_of(PASSES) { u64::MAX } else { dtype.to_bits(1536.0) };
+    if dtype.bytes() == 2 { Pattern::Bits16(bits as u16) } else { Pattern::Bits32(bits as u32) }
 }
 
 /// Bytes of memory beyond those that were asked for: whole words, and never nothing, since devices refuse that. No more: a

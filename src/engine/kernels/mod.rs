@@ -123,7 +123,7 @@ fn contract(library: &Library, forms: &[Form]) -> Result<Contract, String> {
     for (name, file) in library.files().filter(|(n, _)| !unused(n)) {
         let place = || library.place(name);
         let wrong = |e: String| format!("{e}\n  where: {}\n  do: correct its header", place());
-        let Some(mut c) = file.header.contract().map_err(wrong)? else { continue };
+        let Some(mut c) = file.header.contract_for(file.dtype).map_err(wrong)? else { continue };
         c = Contract { norm_weights: DType::F32, ..c };
         let attends = c.softmax != mla_reference::Softmax::exact();
         match &mut all {
@@ -162,7 +162,11 @@ impl<D: Device> Engine for KernelEngine<D> {
         let kernels: Vec<KernelFile> = code
             .library()
             .files()
-            .map(|(name, f)| KernelFile { name: name.into(), hash: f.hash.to_string(), built_in: f.built_in })
+            .map(|(_, f)| KernelFile {
+                name: f.source.name.clone(),
+                hash: f.hash.to_string(),
+                built_in: f.built_in,
+            })
             .collect();
         let theirs: Vec<&str> = kernels.iter().filter(|k| !k.built_in).map(|k| k.name.as_str()).collect();
         let device = match theirs.as_slice() {

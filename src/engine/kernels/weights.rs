@@ -137,7 +137,7 @@ fn decoded<D: Device>(
     dtype: DType,
     name: &str,
 ) -> Result<Option<Held>, EngineError> {
-    let Some((ty, bytes)) = rows.stored().filter(|_| dtype == DType::Bf16) else { return Ok(None) };
+    let Some((ty, bytes)) = rows.stored() else { return Ok(None) };
     let Some(entry) = machine.decoder(ty.name()) else { return Ok(None) };
     let count = bytes.len() / ty.block_bytes().max(1);
     let blocks = machine.upload(bytes, name)?;
