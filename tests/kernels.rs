@@ -114,8 +114,8 @@ const TABLE: [&str; 2] = ["<!-- resources -->\n", "<!-- end of resources -->\n"]
 #[test]
 fn documented_resources_are_what_the_command_writes() {
     let Some(nvrtc) = nvrtc("documented_resources_are_what_the_command_writes") else { return };
-    let libraries = [DType::Bf16, DType::F32].map(|d| Library::built_in_for(d).unwrap());
-    let rows = resources::of_all(&libraries, &nvrtc, &TARGETS).unwrap();
+    let libraries = DTYPES.map(|d| Library::built_in_for(d).unwrap());
+    let rows = resources::of(&libraries, &nvrtc, &TARGETS).unwrap();
     let table = resources::markdown(&rows);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/kernels.md");
     let text = std::fs::read_to_string(&path).unwrap();

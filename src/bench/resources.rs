@@ -10,6 +10,7 @@ use crate::engine::kernels::code::{self, options};
 use crate::engine::kernels::header::{Entry, Names};
 use crate::engine::kernels::library::{File, Library};
 use crate::nvrtc::{Nvrtc, Resources, Target};
+use mla_numeric::DType;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -54,6 +55,8 @@ pub struct Row {
     pub file: String,
     /// Entry point.
     pub entry: String,
+    /// Dtypes of which all that follows is true.
+    pub dtypes: Vec<DType>,
     /// What it is compiled for: `nope192 rope64 value256`; empty where it takes every geometry.
     pub geometry: String,
     /// Threads of a block; none where a launch decides.
@@ -62,13 +65,14 @@ pub struct Row {
     pub targets: Vec<Taken>,
 }
 
-/// Compiles every file of a library for every geometry that it depends on.
+/// Compiles every file of libraries, each of a dtype, for every geometry that it depends on. Entries that take the same in
+/// several dtypes are one row.
 ///
 /// # Errors
 /// What NVRTC says; headers that are wrong: what, where, what to do.
-pub fn of(library: &Library, nvrtc: &Nvrtc, targets: &[Target]) -> Result<Vec<Row>, EngineError> {
+pub fn of(libraries: &[Library], nvrtc: &Nvrtc, targets: &[Target]) -> Result<Vec<Row>, EngineError> {
     let mut jobs: Vec<(&File, Names)> = Vec::new();
-    for (_, file) in library.files() {
+    for file in libraries.iter().flat_map(|l| l.files().map(|f| f.1)) {
         let mut known: Vec<String> = Vec::new();
         for geometry in &GEOMETRIES {
             let named = named(file, geometry);
@@ -79,19 +83,23 @@ pub fn of(library: &Library, nvrtc: &Nvrtc, targets: &[Target]) -> Result<Vec<Ro
         }
     }
     let rows = jobs.par_iter().map(|(file, geometry)| rows(file, geometry, nvrtc, targets));
-    Ok(rows.collect::<Result<Vec<_>, _>>()?.concat())
+    Ok(together(rows.collect::<Result<Vec<_>, _>>()?.concat()))
 }
 
-/// The files of a library, and those of another that the first has not.
-///
-/// # Errors
-/// Those of [`of`].
-pub fn of_all(libraries: &[Library; 2], nvrtc: &Nvrtc, targets: &[Target]) -> Result<Vec<Row>, EngineError> {
-    let mut rows = of(&libraries[0], nvrtc, targets)?;
-    let more = of(&libraries[1], nvrtc, targets)?;
-    rows.extend(more.into_iter().filter(|r| r.file.ends_with("_f32.cu")));
-    rows.dedup();
-    Ok(rows)
+/// Rows that differ in their dtype alone as one, where the first of them stands; rows of an entry beside each other.
+fn together(rows: Vec<Row>) -> Vec<Row> {
+    let mut all: Vec<Row> = Vec::new();
+    for row in rows {
+        let same = |r: &Row| Row { dtypes: row.dtypes.clone(), ..r.clone() } == row;
+        if let Some(known) = all.iter_mut().find(|r| same(r)) {
+            known.dtypes.extend(row.dtypes);
+            continue;
+        }
+        let like = |r: &Row| (&r.entry, &r.geometry) == (&row.entry, &row.geometry);
+        let at = all.iter().rposition(like).map_or(all.len(), |i| i + 1);
+        all.insert(at, row);
+    }
+    all
 }
 
 /// The widths that a file is compiled for.
@@ -140,6 +148,7 @@ fn rows(file: &File, geometry: Names, nvrtc: &Nvrtc, targets: &[Target]) -> Resu
         Ok(Row {
             file: file.source.name.clone(),
             entry: entry.entry.clone(),
+            dtypes: vec![file.dtype],
             geometry: named(file, geometry),
             threads,
             targets: taken,
@@ -189,7 +198,7 @@ fn cells(t: &Taken) -> [String; 4] {
 const OF_TARGET: [&str; 4] = ["registers", "shared", "spilled", "blocks"];
 
 fn table(rows: &[Row]) -> (Vec<String>, Vec<Vec<String>>) {
-    let mut head: Vec<String> = ["kernel", "geometry", "threads"].map(String::from).into();
+    let mut head: Vec<String> = ["kernel", "dtype", "geometry", "threads"].map(String::from).into();
     if let Some(row) = rows.first() {
         let names = row.targets.iter().flat_map(|t| OF_TARGET.map(|c| format!("{} {c}", t.target)));
         head.extend(names);
@@ -197,8 +206,8 @@ fn table(rows: &[Row]) -> (Vec<String>, Vec<Vec<String>>) {
     let line = |r: &Row| {
         let threads = r.threads.map_or("-".into(), |t| t.to_string());
         let geometry = if r.geometry.is_empty() { "any".into() } else { r.geometry.clone() };
-        let dtype = if r.file.ends_with("_f32.cu") { ", f32" } else { "" };
-        [format!("{}{dtype}", r.entry), geometry, threads]
+        let dtypes = r.dtypes.iter().map(|d| d.name()).collect::<Vec<_>>().join(" ");
+        [r.entry.clone(), dtypes, geometry, threads]
             .into_iter()
             .chain(r.targets.iter().flat_map(cells))
             .collect()
@@ -209,7 +218,7 @@ fn table(rows: &[Row]) -> (Vec<String>, Vec<Vec<String>>) {
 /// For a document.
 pub fn markdown(rows: &[Row]) -> String {
     let (head, lines) = table(rows);
-    let rule: String = (0..head.len()).map(|c| if c < 2 { "---|" } else { "---:|" }).collect();
+    let rule: String = (0..head.len()).map(|c| if c < 3 { "---|" } else { "---:|" }).collect();
     let mut out = format!("| {} |\n|{rule}\n", head.join(" | "));
     lines.iter().for_each(|l| out += &format!("| {} |\n", l.join(" | ")));
     out
@@ -227,7 +236,7 @@ pub fn terminal(rows: &[Row]) -> String {
             .iter()
             .zip(&widths)
             .enumerate()
-            .map(|(c, (cell, w))| if c < 2 { format!("{cell:<w$}") } else { format!("{cell:>w$}") });
+            .map(|(c, (cell, w))| if c < 3 { format!("{cell:<w$}") } else { format!("{cell:>w$}") });
         out += cells.collect::<Vec<_>>().join("  ").trim_end();
         out.push('\n');
     }
@@ -287,14 +296,26 @@ mod tests {
         let row = Row {
             file: "f.cu".into(),
             entry: "f".into(),
+            dtypes: vec![DType::Bf16],
             geometry: String::new(),
             threads: None,
             targets: vec![Taken { dynamic_shared: None, blocks: None, ..taken(0, None) }],
         };
-        let text = markdown(&[row]);
-        assert_eq!(text.lines().last(), Some("| f | any | - | 40 | 16 + launch | 0 | - |"), "{text}");
+        // What takes the same is one row; what does not stands beside it.
+        let other = Row { dtypes: vec![DType::F16], ..row.clone() };
+        let wide = Row { dtypes: vec![DType::F32], threads: Some(64), ..row.clone() };
+        let next = Row { entry: "g".into(), ..row.clone() };
+        let rows = together(vec![row, next, other, wide]);
+        let names: Vec<(&str, usize)> = rows.iter().map(|r| (r.entry.as_str(), r.dtypes.len())).collect();
+        assert_eq!(names, [("f", 2), ("f", 1), ("g", 1)]);
+        let text = markdown(&rows[..1]);
+        assert_eq!(
+            text.lines().last(),
+            Some("| f | bf16 f16 | any | - | 40 | 16 + launch | 0 | - |"),
+            "{text}"
+        );
         assert!(
-            text.starts_with("| kernel | geometry | threads | sm_90 registers | sm_90 shared |"),
+            text.starts_with("| kernel | dtype | geometry | threads | sm_90 registers | sm_90 shared |"),
             "{text}"
         );
     }

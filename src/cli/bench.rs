@@ -8,12 +8,12 @@ use crate::bench::timed::Protocol;
 use crate::bench::{self, Asked, SCHEMA, Shape, ceilings, resources, text};
 use crate::check::{self, EngineKind, Options};
 use crate::engine::EngineError;
+use crate::engine::kernels::header::COMPUTED;
 use crate::engine::kernels::library::Library;
 use crate::model::Model;
 use crate::nvrtc::{Nvrtc, Target};
 use crate::synth::{self, FileType, Preset, Spec};
 use clap::Args;
-use mla_numeric::DType;
 use mla_reference::{Form, Stage, Weight};
 use std::path::{Path, PathBuf};
 
@@ -104,8 +104,11 @@ pub fn main(args: &BenchArgs, out: &mut Output) -> Result<u8, Failure> {
     };
     let library = of(args.dtype.dtype());
     if args.resources {
-        let libraries = [library.map_err(failed)?, of(DType::F32).map_err(failed)?];
-        return taken(args, &libraries, out);
+        // A folder may serve some dtypes only.
+        let all: Vec<_> = COMPUTED.into_iter().map(of).collect();
+        let served = all.iter().any(Result::is_ok);
+        let libraries = all.into_iter().filter(|l| !served || l.is_ok()).collect::<Result<Vec<_>, _>>();
+        return taken(args, &libraries.map_err(failed)?, out);
     }
     let (asked, shapes) = (stages(&args.stages)?, args.shapes()?);
     let timed = [EngineArg::Cuda, EngineArg::Auto].contains(&args.engine);
@@ -215,8 +218,8 @@ fn failed(e: EngineError) -> Failure {
     run::failure(check::CheckError::Engine(e))
 }
 
-/// `--resources`: no GPU, no model. The files of a dtype, and those that only float32 has.
-fn taken(args: &BenchArgs, libraries: &[Library; 2], out: &mut Output) -> Result<u8, Failure> {
+/// `--resources`: no GPU, no model.
+fn taken(args: &BenchArgs, libraries: &[Library], out: &mut Output) -> Result<u8, Failure> {
     let nvrtc = Nvrtc::here().map_err(|e| match e.is_unavailable() {
         true => Failure::Unavailable(e.to_string()),
         false => Failure::input(e),
@@ -224,7 +227,7 @@ fn taken(args: &BenchArgs, libraries: &[Library; 2], out: &mut Output) -> Result
     let targets = if args.targets.is_empty() { &resources::TARGETS[..] } else { &args.targets };
     let bar = out.progress(0);
     bar.set_message("compiling");
-    let rows = resources::of_all(libraries, &nvrtc, targets);
+    let rows = resources::of(libraries, &nvrtc, targets);
     bar.finish_and_clear();
     let rows = rows.map_err(failed)?;
     if let Some(notice) = nvrtc.notice() {

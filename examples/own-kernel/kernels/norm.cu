@@ -1,5 +1,6 @@
 /*---
 version = 2
+dtypes = ["bf16", "f16"]
 
 [tile]
 THREADS = 128

@@ -140,6 +140,6 @@ pub fn on_cpu(options: &Options) -> Result<Box<dyn Engine>, EngineError> {
 /// No GPU; a header that is wrong.
 pub fn on_gpu(options: &Options) -> Result<Box<dyn Engine>, EngineError> {
     let device = Cuda::open(options.gpu).map_err(|e| EngineError::Unavailable(e.to_string()))?;
-    let library = Library::folder(kernels())?;
+    let library = Library::folder(kernels(), options.dtype)?;
     Ok(Box::new(KernelEngine::new("own-gpu", device, library, options.splits(), &options.forms)?))
 }

@@ -4,6 +4,7 @@ use mla_check::check::{self, EngineKind, Options};
 use mla_check::judge::{Verdict, Which, origins};
 use mla_check::model::Model;
 use mla_check::report::LayerReport;
+use mla_numeric::DType;
 use mla_reference::Form;
 use own_kernel::{Norm, Own, kernels, rms_norm};
 use std::io::Write;
@@ -68,9 +69,12 @@ fn the_cuda_file_is_clean_on_the_ptx_machine() {
         let _ = writeln!(std::io::stderr(), "NOT RUN: MLA_CHECK_NVRTC is not set");
         return;
     }
-    let options = Options { engine: EngineKind::Ptx, kernels: Some(kernels().into()), ..options() };
-    let report = check::layer(&model(), 0, &options, &|_| ()).unwrap();
-    assert_eq!(report.verdict, Verdict::Rounding);
-    let own: Vec<_> = report.engine.kernels.iter().filter(|k| !k.built_in).map(|k| k.name.as_str()).collect();
-    assert_eq!(own, ["norm.cu"]);
+    for dtype in [DType::Bf16, DType::F16] {
+        let kernels = Some(kernels().into());
+        let options = Options { engine: EngineKind::Ptx, kernels, dtype, ..options() };
+        let report = check::layer(&model(), 0, &options, &|_| ()).unwrap();
+        assert_eq!(report.verdict, Verdict::Rounding, "{dtype}");
+        let own = report.engine.kernels.iter().filter(|k| !k.built_in);
+        assert_eq!(own.map(|k| k.name.as_str()).collect::<Vec<_>>(), ["norm.cu"]);
+    }
 }

@@ -12,6 +12,6 @@ fn main() -> std::process::ExitCode {
     Harness::new()
         .model(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models"))
         .engine(Source::new("own", &[DType::Bf16, DType::F16], own_kernel::on_cpu).batch(batch()).splits(2))
-        .engine(Source::new("own-gpu", &[DType::Bf16], own_kernel::on_gpu).on_gpu(lacking_gpu()))
+        .engine(Source::new("own-gpu", &[DType::Bf16, DType::F16], own_kernel::on_gpu).on_gpu(lacking_gpu()))
         .main()
 }

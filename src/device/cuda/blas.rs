@@ -3,7 +3,7 @@ NVIDIA's own matrix product, cuBLAS, opened at run time where it is: what a GPU'
 judged by it and nothing needs it.
 */
 
-use super::{Buffer, Cuda, Device, Error, Problem, guard};
+use super::{Buffer, Cuda, Device, Error, Problem};
 use crate::nvrtc::Search;
 use libloading::Library;
 use std::ffi::{c_int, c_void};
@@ -105,7 +105,7 @@ impl Blas {
             let held = device.held(buffer)?;
             super::range(0, n as usize * n as usize * 2, held.bytes)
                 .map_err(|p| Error::new(p, &*held.what))?;
-            *address = held.memory.address() + guard::BYTES as u64;
+            *address = held.memory.address() + held.first() as u64;
         }
         let (one, zero) = (1f32, 0f32);
         let (one, zero) = (ptr::from_ref(&one).cast::<c_void>(), ptr::from_ref(&zero).cast::<c_void>());

@@ -253,10 +253,10 @@ impl Context {
         check("cuMemcpyDtoH", result)
     }
 
-    /// Copies bytes from `at` on to the same place of other memory, in order with launches.
-    pub fn copy(&self, from: &Memory, to: &Memory, at: usize, count: usize) -> Result<(), Failed> {
+    /// Copies bytes from a place of some memory to a place of other memory, in order with launches.
+    pub fn copy(&self, from: (&Memory, usize), to: (&Memory, usize), count: usize) -> Result<(), Failed> {
         let call = "cuMemcpyDtoDAsync";
-        let (source, target) = (from.range(call, at, count)?, to.range(call, at, count)?);
+        let (source, target) = (from.0.range(call, from.1, count)?, to.0.range(call, to.1, count)?);
         if count == 0 {
             return Ok(());
         }

@@ -55,6 +55,13 @@ struct Held {
     seen: u64,
 }
 
+impl Held {
+    /// Bytes of its memory before its own first: those of the guard on either side.
+    fn first(&self) -> usize {
+        self.memory.bytes().saturating_sub(self.bytes as usize) / 2
+    }
+}
+
 struct Kernel {
     resources: Resources,
     function: Function,
@@ -419,7 +426,11 @@ impl Device for Cuda {
             range(0, usize::try_from(bytes).unwrap_or(usize::MAX), held.bytes)
                 .map_err(|p| Error::new(p, &*held.what))?;
         }
-        let copied = self.context.copy(&source.memory, &target.memory, guard::BYTES, bytes as usize);
+        let copied = self.context.copy(
+            (&source.memory, source.first()),
+            (&target.memory, target.first()),
+            bytes as usize,
+        );
         let what = target.what.clone();
         self.queued = true;
         copied.map_err(|f| self.failed(f, &what))
