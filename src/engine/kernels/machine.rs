@@ -204,7 +204,7 @@ mod tests {
     fn poison_is_nan_and_then_the_same_number_in_every_dtype() {
         for dtype in crate::engine::kernels::header::COMPUTED {
             let value = |pass| {
-                let bytes = poison(pass, dtype).bytes().to_vec();
+                let bytes = poison(pass, dtype).bytes();
                 let mut value = [0.0];
                 dtype.decode(&bytes, &mut value);
                 value[0]
