@@ -107,7 +107,7 @@ fn what_comes_after_an_overflow_is_neither_accused_nor_passed() {
                 "{engine:?}: {u:?}"
             );
         }
-        let of = |stage: &str| r.tensors.iter().find(|u| u.tensor.to_string() == stage).unwrap().verdict;
+        let of = |stage: &str| r.tensors.iter().find(|u| u.tensor == stage).unwrap().verdict;
         assert!(matches!(of("cache"), Verdict::Exact) && of("lse") == Verdict::NotCompared, "{engine:?}");
     }
 }

@@ -228,3 +228,22 @@ impl<D: Device> Drop for Machine<'_, D> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn poison_is_nan_and_then_the_same_number_in_every_dtype() {
+        for dtype in crate::engine::kernels::header::COMPUTED {
+            let value = |pass| {
+                let bytes = poison(pass, dtype).bytes();
+                let mut value = [0.0];
+                dtype.decode(&bytes, &mut value);
+                value[0]
+            };
+            assert!(value(0).is_nan() && value(1) == 1536.0, "{dtype}");
+        }
+        assert_eq!(poison(1, DType::F16).bytes(), 0x6600u16.to_le_bytes());
+    }
+}
