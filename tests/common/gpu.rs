@@ -14,6 +14,8 @@ pub mod planted;
 #[path = "small.rs"]
 #[allow(dead_code)]
 pub mod small;
+#[path = "strided.rs"]
+pub mod strided;
 
 use libtest_mimic::{Arguments, Trial};
 use mla_check::check::EngineKind;
@@ -50,7 +52,7 @@ const FAR: &str = "pages_beyond_2_31";
 const FAR_BYTES: u64 = 10 << 30;
 
 /// Tests of GPUs alone.
-const OWN: [(&str, fn()); 21] = [
+const OWN: [(&str, fn()); 22] = [
     ("description", description),
     ("guards", guards),
     ("bare_memory", bare_memory),
@@ -65,6 +67,7 @@ const OWN: [(&str, fn()); 21] = [
     ("ranks", || planted::ranks(EngineKind::Cuda)),
     ("routed_requests", || planted::routed(EngineKind::Cuda)),
     ("geometries", every_geometry),
+    ("rows_apart", || strided::attention(&mut Cuda::open(0).unwrap())),
     ("repetitions", repetitions),
     (FAR, far_pages),
     ("phantom_buffer", || planted::found(EngineKind::Cuda, &planted::PLANTED[0])),
@@ -74,7 +77,7 @@ const OWN: [(&str, fn()); 21] = [
     (BISECTS, || bisect::kernels("cuda")),
 ];
 /// Of these, the tests of the engine: their kernels are compiled where they run.
-const ENGINE: usize = 12;
+const ENGINE: usize = 13;
 
 /// Names of the tests of the engine.
 #[allow(dead_code)] // who has no GPU leaves them out by name
