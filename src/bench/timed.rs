@@ -51,6 +51,9 @@ macro_rules! passed_on {
         fn tracks(&self) -> bool {
             self.$to.tracks()
         }
+        fn poisons(&self) -> bool {
+            self.$to.poisons()
+        }
         fn unwritten(&mut self, buffer: Buffer) -> Result<Option<u64>, Error> {
             self.$to.unwritten(buffer)
         }
