@@ -15,7 +15,7 @@ stages = ["o_latent", "lse"]
 rows = "16"
 threads = "32 * 7"
 grid = ["items"]
-shared = "SLOTS * 16 * ((LATENT + ROPE) * 2 + 16) + 16 * (4 * BN + 44) + 16 * SLOTS + 64"
+shared = "SLOTS * 16 * ((LATENT + ROPE) * 2 + 16) + 16 * (4 * BN + 44) + 16 * SLOTS + 72"
 requires = ["LATENT % 32 == 0", "ROPE % 16 == 0"]
 
 [[kernel]]
@@ -24,7 +24,7 @@ stages = ["o_latent", "lse"]
 rows = "32"
 threads = "32 * 8"
 grid = ["items"]
-shared = "SLOTS * 16 * ((LATENT + ROPE) * 2 + 16) + 32 * (4 * BN + 44) + 16 * SLOTS + 64"
+shared = "SLOTS * 16 * ((LATENT + ROPE) * 2 + 16) + 32 * (4 * BN + 44) + 16 * SLOTS + 72"
 requires = ["LATENT % 64 == 0", "ROPE % 16 == 0"]
 
 [[kernel]]
@@ -33,7 +33,7 @@ stages = ["o_latent", "lse"]
 rows = "64"
 threads = "32 * 12"
 grid = ["items"]
-shared = "(SLOTS_64 + (SHARED > 101376)) * (16 * ((LATENT + ROPE) * 2 + 16) + 16) + 64 * (4 * BN + 44) + 64"
+shared = "(SLOTS_64 + (SHARED > 101376)) * (16 * ((LATENT + ROPE) * 2 + 16) + 16) + 64 * (4 * BN + 44) + 72"
 requires = ["LATENT % 128 == 0", "ROPE % 16 == 0"]
 
 [[kernel]]
@@ -42,7 +42,7 @@ stages = ["part_o", "part_lse"]
 rows = "16"
 threads = "32 * 7"
 grid = ["items"]
-shared = "SLOTS * 16 * ((LATENT + ROPE) * 2 + 16) + 16 * (4 * BN + 44) + 16 * SLOTS + 64"
+shared = "SLOTS * 16 * ((LATENT + ROPE) * 2 + 16) + 16 * (4 * BN + 44) + 16 * SLOTS + 72"
 requires = ["LATENT % 32 == 0", "ROPE % 16 == 0"]
 
 [[kernel]]
@@ -51,7 +51,7 @@ stages = ["part_o", "part_lse"]
 rows = "32"
 threads = "32 * 8"
 grid = ["items"]
-shared = "SLOTS * 16 * ((LATENT + ROPE) * 2 + 16) + 32 * (4 * BN + 44) + 16 * SLOTS + 64"
+shared = "SLOTS * 16 * ((LATENT + ROPE) * 2 + 16) + 32 * (4 * BN + 44) + 16 * SLOTS + 72"
 requires = ["LATENT % 64 == 0", "ROPE % 16 == 0"]
 
 [[kernel]]
@@ -60,7 +60,7 @@ stages = ["part_o", "part_lse"]
 rows = "64"
 threads = "32 * 12"
 grid = ["items"]
-shared = "(SLOTS_64 + (SHARED > 101376)) * (16 * ((LATENT + ROPE) * 2 + 16) + 16) + 64 * (4 * BN + 44) + 64"
+shared = "(SLOTS_64 + (SHARED > 101376)) * (16 * ((LATENT + ROPE) * 2 + 16) + 16) + 64 * (4 * BN + 44) + 72"
 requires = ["LATENT % 128 == 0", "ROPE % 16 == 0"]
 
 [contract]
@@ -106,6 +106,7 @@ template <int ROWS, int LOADERS, int SCORE_REGISTERS, int OUTPUT_REGISTERS, clas
     float* inverses = factors + 2 * ROWS;                           // [ROWS]
     int* moved = (int*)(inverses + ROWS);                           // [2][4]: whether any factor of a warp is not 1
     const u32 full = shared_address(moved + 8), empty = full + 8 * N, p_full = empty + 8 * N, p_empty = p_full + 16;
+    const u32 summed = p_empty + 16;
     const int warp = warp_index(), lane = threadIdx.x % 32, line = lane / 4, pair = lane % 4 * 2;
     const Work w = p.work[blockIdx.x];
     const int last = seen(w, (w.row + w.rows - 1 - w.first) / p.heads), slots = (last + 15) / 16, tiles = (last + BN - 1) / BN;
@@ -120,6 +121,7 @@ template <int ROWS, int LOADERS, int SCORE_REGISTERS, int OUTPUT_REGISTERS, clas
             barrier_init(p_full + 8 * i, MT);
             barrier_init(p_empty + 8 * i, OUTPUTS);
         }
+        barrier_init(summed, MT);
         barrier_ready();
     }
     __syncthreads();
@@ -220,7 +222,8 @@ template <int ROWS, int LOADERS, int SCORE_REGISTERS, int OUTPUT_REGISTERS, clas
                 if (row < w.rows) p.lse[w.out + row] = log_sum_exp(most[r], sum[r], p.c2);
             }
         }
-        __syncthreads();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(summed);
     } else if (LOADERS && warp >= MT + OUTPUTS) {
         constexpr int EACH = 16 / (LOADERS ? LOADERS : 1);  // rows of a slot that a warp brings
         const bool together = p.cache_row * 2 == PITCH && p.page_size % 16 == 0 && w.begin % 16 == 0;
@@ -246,7 +249,6 @@ template <int ROWS, int LOADERS, int SCORE_REGISTERS, int OUTPUT_REGISTERS, clas
             from = next;
             advance<N>(slot, parity);
         }
-        __syncthreads();
     } else {
         if (OUTPUT_REGISTERS) fewer_registers<OUTPUT_REGISTERS ? OUTPUT_REGISTERS : 8>();
         const int own = warp - MT, column0 = own * COLUMNS;
@@ -313,7 +315,7 @@ template <int ROWS, int LOADERS, int SCORE_REGISTERS, int OUTPUT_REGISTERS, clas
             }
             if (lane == 0) barrier_arrive(p_empty + 8 * buffer);
         }
-        __syncthreads();
+        barrier_wait(summed, 0);
         UNROLL for (int m = 0; m < MT; m++) UNROLL for (int r = 0; r < 2; r++) {
             const int row = m * 16 + line + r * 8, at = w.out + row;
             if (row >= w.rows) continue;

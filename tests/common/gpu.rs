@@ -52,7 +52,7 @@ const FAR: &str = "pages_beyond_2_31";
 const FAR_BYTES: u64 = 10 << 30;
 
 /// Tests of GPUs alone.
-const OWN: [(&str, fn()); 22] = [
+const OWN: [(&str, fn()); 23] = [
     ("description", description),
     ("guards", guards),
     ("bare_memory", bare_memory),
@@ -67,6 +67,7 @@ const OWN: [(&str, fn()); 22] = [
     ("ranks", || planted::ranks(EngineKind::Cuda)),
     ("routed_requests", || planted::routed(EngineKind::Cuda)),
     ("geometries", every_geometry),
+    ("bare_run", bare_run),
     ("rows_apart", || strided::attention(&mut Cuda::open(0).unwrap())),
     ("repetitions", repetitions),
     (FAR, far_pages),
@@ -77,7 +78,7 @@ const OWN: [(&str, fn()); 22] = [
     (BISECTS, || bisect::kernels("cuda")),
 ];
 /// Of these, the tests of the engine: their kernels are compiled where they run.
-const ENGINE: usize = 13;
+const ENGINE: usize = 14;
 
 /// Names of the tests of the engine.
 #[allow(dead_code)] // who has no GPU leaves them out by name
@@ -338,6 +339,12 @@ fn compiled_here() {
 
 fn every_geometry() {
     geometries::ALL.iter().for_each(|s| geometries::right(EngineKind::Cuda, s));
+}
+
+/// What compute-sanitizer looks at: memory as it is. The result is right there too.
+fn bare_run() {
+    let care = Care { poison: false, guards: false };
+    planted::clean(&planted::report(EngineKind::Cuda, planted::FILES[0], |o| o.care = care));
 }
 
 /// The same bits twenty times, in every tensor: both forms, decode in splits.

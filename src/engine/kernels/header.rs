@@ -191,7 +191,7 @@ code"#;
     #[test]
     fn the_contract_follows_the_dtype_that_code_is_compiled_for() {
         let h =
-            Header::of(&TEXT.replace("version = 1", "version = 1\ndtypes = [\"bf16\", \"f16\"]")).unwrap();
+            Header::of(&TEXT.replace("version = 2", "version = 2\ndtypes = [\"bf16\", \"f16\"]")).unwrap();
         assert_eq!(h.dtypes, [DType::Bf16, DType::F16]);
         let c = h.contract_for(DType::F16).unwrap().unwrap();
         assert_eq!((c.activations, c.weights, c.softmax.p), (DType::F16, DType::F16, Some(DType::F16)));
@@ -210,7 +210,7 @@ code"#;
         assert!(of("threads", "thread").contains("unknown field `thread`"));
         assert!(of("tile = \"BN\"", "tile = \"BM\"").contains("nothing is called \"BM\""));
         assert!(of("mma(16, 25)", "mma").contains("\"mma\" is no accumulator"));
-        let dtypes = |list: &str| of("version = 1", &format!("version = 1\ndtypes = {list}"));
+        let dtypes = |list: &str| of("version = 2", &format!("version = 2\ndtypes = {list}"));
         assert!(dtypes("[\"bf16\", \"f64\"]").contains("lists f64 in dtypes"));
         assert!(dtypes("[\"f16\"]").contains("a contract for bf16, which dtypes does not list"));
     }

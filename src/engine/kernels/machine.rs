@@ -120,10 +120,10 @@ impl<'a, D: Device> Machine<'a, D> {
     pub fn read_rows(
         &mut self,
         held: Held,
-        (first, row_bytes): (usize, usize),
+        (first, row_bytes, dtype): (usize, usize, DType),
         wanted: &[bool],
     ) -> Result<Vec<u8>, EngineError> {
-        let mut bytes = vec![0; wanted.len() * row_bytes];
+        let mut bytes = poison(0, dtype).bytes().repeat(wanted.len() * row_bytes / dtype.bytes());
         for (row, into) in bytes.chunks_mut(row_bytes.max(1)).enumerate().filter(|(row, _)| wanted[*row]) {
             let read = self.device.read(held.buffer, ((first + row) * row_bytes) as u64, into);
             read.map_err(|e| self.struck(e))?;
@@ -231,7 +231,10 @@ impl<D: Device> Drop for Machine<'_, D> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::library::Library;
     use super::*;
+    use crate::device::ptx::PtxMachine;
+    use crate::nvrtc::Target;
 
     #[test]
     fn poison_is_nan_and_then_the_same_number_in_every_dtype() {
@@ -245,5 +248,15 @@ mod tests {
             assert!(value(0).is_nan() && value(1) == 1536.0, "{dtype}");
         }
         assert_eq!(poison(1, DType::F16).bytes(), 0x6600u16.to_le_bytes());
+    }
+
+    #[test]
+    fn rows_that_nobody_wants_are_poison() {
+        let mut device = PtxMachine::new(Target::compute(120)).unwrap();
+        let mut code = Code::new(Library::built_in().unwrap());
+        let mut machine = Machine::new(&mut device, &mut code, Vec::new());
+        let held = machine.upload(&[1, 2, 3, 4, 5, 6, 7, 8], "rows").unwrap();
+        let read = machine.read_rows(held, (1, 2, DType::Bf16), &[true, false, true]).unwrap();
+        assert_eq!(read, [3, 4, 0xff, 0xff, 7, 8]);
     }
 }

@@ -77,7 +77,7 @@ impl<D: Device> Run<'_, '_, D> {
                 self.machine.read_from(pool, first * row_bytes)?
             } else {
                 // What nobody owns nobody wrote.
-                self.machine.read_rows(pool, (first, row_bytes), &owned)?
+                self.machine.read_rows(pool, (first, row_bytes, dtype), &owned)?
             };
             let poisoned = poison(pass, dtype).bytes();
             let stray = (0..tensor.rows)
