@@ -56,7 +56,9 @@ look() {
         bad=1
         rows+=("$(printf '%-10s %-34s %-9s %s' "$tool" "$what" "$expected" "NOT: $seen")")
         printf -- '--- %s, %s: expected %s, %s\n' "$tool" "$what" "$expected" "$seen"
-        tail -n 60 "$work/log"
+        # What the tool says, without the program's own report and backtraces.
+        grep '^=========' "$work/log" | grep -v 'Host Frame' | head -n 60
+        tail -n 20 "$work/log"
     fi
 }
 

@@ -17,7 +17,7 @@ gguf → model → case → engine → judge → report
   a diff.
 
 [`probe`] asks an engine small questions of its own. [`check`] puts them in order; [`cli`] sits on top and calls all.
-[`bench`] times kernels. [`trace`] holds tensors as bits, [`fault`] plants deliberate faults, [`synth`] writes model files, [`study`] runs the
+[`mod@bench`] times kernels. [`trace`] holds tensors as bits, [`fault`] plants deliberate faults, [`synth`] writes model files, [`study`] runs the
 judge many times to learn how good it is. [`harness`] makes every case a named
 test of `cargo test`. [`nvrtc`] compiles kernels without a GPU, [`device`] is what runs them.
 Vocabulary and truth lie underneath, in the crates `mla_reference`

@@ -21,6 +21,7 @@ use mla_check::device::Limits;
 use mla_check::device::ptx::PtxMachine;
 use mla_check::engine::kernels::code::{COMMITTED, committed_name, options, target as target_of};
 use mla_check::engine::kernels::library::{File, Library};
+use mla_check::judge::Verdict;
 use mla_check::nvrtc::stamp::{self, Stamp};
 use mla_check::nvrtc::{PINNED, Target};
 use mla_numeric::DType;
@@ -213,9 +214,24 @@ fn kernels_that_round_otherwise_are_found() {
         ),
     ];
     planted.par_iter().for_each(|(dtype, form, change, tensor)| {
-        let report = altered_in(EngineKind::Ptx, *dtype, *form, &[*change]);
+        let report = altered_in(EngineKind::Ptx, *dtype, &[*form], &[*change]);
         assert_eq!(&first(&report).0, tensor, "{dtype} {change:?}");
     });
+}
+
+/// Both in one run, each under the tile that its own file declares: a wrong one accuses that form and no other.
+#[test]
+fn each_form_is_judged_by_its_own_tile() {
+    let Some(_) = nvrtc("each_form_is_judged_by_its_own_tile") else { return };
+    let wrong = ("absorbed.cu", "softmax = { tile = \"BN\"", "softmax = { tile = 16");
+    let right = ("absorbed.cu", "BN = 32  ", "BN = 32   ");
+    for (change, tile) in [(right, 32), (wrong, 16)] {
+        let report = altered_in(EngineKind::Ptx, DType::Bf16, &Form::ALL, &[change]);
+        let tiles = Form::ALL.map(|f| report.contract.of_form(Some(f)).softmax.tile);
+        assert_eq!(tiles, [64, tile]);
+        let odd = |f: Form| report.tensors.iter().any(|u| u.form == Some(f) && u.verdict > Verdict::Rounding);
+        assert_eq!(Form::ALL.map(odd), [false, tile == 16], "{:?}", report.verdict);
+    }
 }
 
 /// What no value shows: the wait for copies is gone.

@@ -110,11 +110,11 @@ pub fn routed(engine: EngineKind) {
 
 /// What a small run says of a copy of some kernel files with texts replaced.
 pub fn altered(engine: EngineKind, form: Form, changes: &[Change]) -> LayerReport {
-    altered_in(engine, DType::Bf16, form, changes)
+    altered_in(engine, DType::Bf16, &[form], changes)
 }
 
 /// The same in a dtype.
-pub fn altered_in(engine: EngineKind, dtype: DType, form: Form, changes: &[Change]) -> LayerReport {
+pub fn altered_in(engine: EngineKind, dtype: DType, forms: &[Form], changes: &[Change]) -> LayerReport {
     let folder = tempfile::tempdir().unwrap();
     let own = Library::built_in_for(dtype).unwrap();
     for (name, from, to) in changes {
@@ -127,7 +127,7 @@ pub fn altered_in(engine: EngineKind, dtype: DType, form: Form, changes: &[Chang
     report(engine, FILES[0], |o| {
         o.kernels = Some(folder.path().into());
         o.dtype = dtype;
-        o.forms = vec![form];
+        o.forms = forms.to_vec();
         o.regimes = vec![Regime::Random];
         o.batch = "0+37,200+1,70+3".parse().unwrap();
         o.splits = Some(3);

@@ -65,7 +65,7 @@ fn numbers(count: usize, seed: u32) -> Vec<u16> {
     let next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let bits = state >> 16;
-        (bits & 0x8000) as u16 | 0x3c00 + (bits & 0x3ff) as u16 % 0x400
+        (bits & 0x8000) as u16 | (0x3c00 + (bits & 0x3ff) as u16)
     };
     std::iter::repeat_with(next).take(count).collect()
 }
