@@ -13,7 +13,7 @@ use geometries::{ALL, Shape, faults, right};
 use libtest_mimic::{Arguments, Trial};
 use mla_check::check::EngineKind;
 use mla_check::fault::Fault;
-use mla_check::harness::gate::Standing;
+use mla_check::harness::gate::{REQUIRE_NVRTC, Standing, is_on};
 use mla_check::nvrtc::Nvrtc;
 use mla_reference::Form;
 use std::process::ExitCode;
@@ -21,6 +21,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     // Kernels of these geometries are compiled here.
     let lacking = Nvrtc::here().err().map(|e| e.problem().to_string());
+    let required = is_on(REQUIRE_NVRTC);
     let cpu = ALL.iter().map(|s| {
         Trial::test(format!("cpu::{}", s.name), move || {
             right(EngineKind::Cpu, s);
@@ -28,7 +29,7 @@ fn main() -> ExitCode {
         })
     });
     let ptx = ALL.iter().map(|s| {
-        Standing::of(lacking.clone(), false).trial(format!("ptx::{}", s.name), move || {
+        Standing::of_compiled(lacking.clone(), required).trial(format!("ptx::{}", s.name), move || {
             right(EngineKind::Ptx, s);
             Ok(())
         })
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
         ALL.iter().step_by(4).for_each(found);
         Ok(())
     });
-    let far = Standing::of(lacking.clone(), false).trial("ptx::pages_from_5_on", || {
+    let far = Standing::of_compiled(lacking.clone(), required).trial("ptx::pages_from_5_on", || {
         from_page_5();
         Ok(())
     });

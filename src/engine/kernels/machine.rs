@@ -116,7 +116,7 @@ impl<'a, D: Device> Machine<'a, D> {
         Ok(bytes)
     }
 
-    /// Some rows of memory from row `first` on, of so many bytes each; zeros for those that are not wanted.
+    /// Some rows of memory from row `first` on, of so many bytes each; the first pass's poison for those that are not wanted.
     pub fn read_rows(
         &mut self,
         held: Held,

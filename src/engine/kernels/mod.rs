@@ -154,7 +154,7 @@ fn contract(library: &Library, forms: &[Form]) -> Result<Contract, String> {
 
 fn apart(one: &str, other: &str) -> String {
     format!(
-        "two kernel files declare contracts that contradict each other\n  where: {one} and {other}\n  do: give both the same tile and roundings, or run one --form"
+        "two kernel files declare contracts that contradict each other\n  where: {one} and {other}\n  do: give both the same roundings (their softmax may differ), or run one --form"
     )
 }
 
