@@ -66,19 +66,33 @@ look() {
 batch=0+3,64+5,0+1,65+1,200+1
 own=()
 [ -n "${KERNELS:-}" ] && own=(--kernels "$KERNELS")
+# racecheck does not follow an order from lane to lane and on through one lane's arrival at an mbarrier: there every lane arrives.
+mkdir -p "$work/every-lane"
+[ -n "${KERNELS:-}" ] && cp -R "$KERNELS/." "$work/every-lane"
+if [ ! -f "$work/every-lane/absorbed.cu" ]; then
+    cp "$root/kernels/absorbed.cu" "$work/every-lane"
+    if ! grep -q '^constexpr u32 ARRIVALS = 1;' "$work/every-lane/absorbed.cu"; then
+        printf 'error: the number of lanes that arrive is not set as expected\n  where: kernels/absorbed.cu, ARRIVALS\n  do: mend the line or this script\n' >&2
+        exit 1
+    fi
+fi
+sed -i.unchanged 's/^constexpr u32 ARRIVALS = 1;/constexpr u32 ARRIVALS = 32;/' "$work/every-lane/absorbed.cu"
 fault=0
 for tool in memcheck racecheck initcheck synccheck; do
+    kernels=(${own[@]+"${own[@]}"})
+    [ "$tool" = racecheck ] && kernels=(--kernels "$work/every-lane")
     for model in dsv3.Q4_K_M-00001-of-00003 glm5dims.Q4_K_M; do
         for form in fused absorbed; do
             look "$tool" "${model%%.*}, $form" clean "$root/fixtures/models/$model.gguf" \
-                --form "$form" --batch "$batch" --splits 2 ${own[@]+"${own[@]}"}
+                --form "$form" --batch "$batch" --splits 2 ${kernels[@]+"${kernels[@]}"}
         done
     done
     fault=$((fault + 1))
-    mkdir -p "$work/$tool"
-    sed "s/^FAULT = 0 /FAULT = $fault /" "$root/fixtures/sanitizer/norm.cu" >"$work/$tool/norm.cu"
+    planted=$work/planted/$tool
+    mkdir -p "$planted"
+    sed "s/^FAULT = 0 /FAULT = $fault /" "$root/fixtures/sanitizer/norm.cu" >"$planted/norm.cu"
     look "$tool" "planted fault" reported "$root/fixtures/models/dsv3.Q4_K_M-00001-of-00003.gguf" \
-        --form absorbed --batch 0+3 --splits 1 --kernels "$work/$tool"
+        --form absorbed --batch 0+3 --splits 1 --kernels "$planted"
 done
 
 printf '%-10s %-34s %-9s %s\n' tool case expected seen

@@ -19,20 +19,26 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A run on the PTX machine with the norm of fixtures/sanitizer and this fault.
-fn with_fault(number: u32) -> LayerReport {
-    let text = std::fs::read_to_string(root().join("fixtures/sanitizer/norm.cu")).unwrap();
-    let chosen = text.replacen("\nFAULT = 0 ", &format!("\nFAULT = {number} "), 1);
-    assert_eq!(chosen != text, number != 0);
+/// A run on the PTX machine with a kernel file in which a line begins otherwise.
+fn with(path: &str, line: &str, begins: &str, batch: &str, splits: usize) -> LayerReport {
+    let path = root().join(path);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let chosen = text.replacen(&format!("\n{line}"), &format!("\n{begins}"), 1);
+    assert_eq!(chosen != text, line != begins);
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("norm.cu"), chosen).unwrap();
+    std::fs::write(folder.path().join(path.file_name().unwrap()), chosen).unwrap();
     planted::report(EngineKind::Ptx, planted::FILES[0], |o| {
         o.kernels = Some(folder.path().into());
         o.forms = vec![Form::Absorbed];
         o.regimes = vec![Regime::Random];
-        o.batch = "0+3".parse().unwrap();
-        o.splits = Some(1);
+        o.batch = batch.parse().unwrap();
+        o.splits = Some(splits);
     })
+}
+
+/// The norm of fixtures/sanitizer with this fault.
+fn with_fault(number: u32) -> LayerReport {
+    with("fixtures/sanitizer/norm.cu", "FAULT = 0 ", &format!("FAULT = {number} "), "0+3", 1)
 }
 
 #[test]
@@ -57,6 +63,15 @@ fn the_machine_names_each_planted_fault() {
 fn without_a_fault_the_planted_kernel_is_right() {
     let Some(_) = environment::nvrtc("without_a_fault_the_planted_kernel_is_right") else { return };
     let report = with_fault(0);
+    assert_eq!(mla_check::judge::origins(&report.tensors).count(), 0, "{:?}", report.verdict);
+}
+
+/// What racecheck is shown computes the same.
+#[test]
+fn every_lane_may_arrive() {
+    let Some(_) = environment::nvrtc("every_lane_may_arrive") else { return };
+    let arrivals = |n: u32| format!("constexpr u32 ARRIVALS = {n};");
+    let report = with("kernels/absorbed.cu", &arrivals(1), &arrivals(32), "64+3,0+1,65+1", 2);
     assert_eq!(mla_check::judge::origins(&report.tensors).count(), 0, "{:?}", report.verdict);
 }
 
@@ -99,8 +114,8 @@ fn the_script_passes_where_all_is_as_expected_and_nowhere_else() {
     assert_eq!(code, Some(5), "{text}");
     assert!(text.contains("no GPU answers"), "{text}");
     // A sanitizer that reports planted faults alone; one that reports nothing, everything, one fault too few; a run that fails.
-    let right = r#"case "$*" in *--kernels*) exit 86;; esac; exit 0"#;
-    let few = r#"case "$*" in *synccheck*) exit 0;; *--kernels*) exit 86;; esac; exit 0"#;
+    let right = r#"case "$*" in */planted/*) exit 86;; esac; exit 0"#;
+    let few = r#"case "$*" in *synccheck*) exit 0;; */planted/*) exit 86;; esac; exit 0"#;
     for (sanitizer, expected, wrong) in
         [(right, 0, 0), ("exit 0", 1, 4), ("exit 86", 1, 16), (few, 1, 1), ("exit 1", 1, 20)]
     {
@@ -113,12 +128,12 @@ fn the_script_passes_where_all_is_as_expected_and_nowhere_else() {
     assert_eq!(script(Some("exit 5"), "exit 0").0, Some(5));
 }
 
-/// Every run is without fills and guards, under each of the tools.
+/// Every run is without fills and guards, under each of the tools, and with the built-in kernels; racecheck sees every lane arrive.
 #[cfg(unix)]
 #[test]
 fn the_script_looks_at_bare_memory_with_every_tool() {
     let bare = r#"case "$*" in *--no-poison*--no-guards*) ;; *) exit 3;; esac
-case "$*" in *--kernels*) exit 86;; esac"#;
+case "$*" in */planted/*) exit 86;; *racecheck*/every-lane*) ;; *racecheck*) exit 3;; *--kernels*) exit 3;; esac"#;
     let (code, text) = script(Some(bare), "exit 0");
     assert_eq!(code, Some(0), "{text}");
     for tool in ["memcheck", "racecheck", "initcheck", "synccheck"] {

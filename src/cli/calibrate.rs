@@ -33,7 +33,7 @@ pub struct CalibrateArgs {
     /// Seed of all runs
     #[arg(long, short = 's', default_value_t = 0)]
     seed: u64,
-    /// Who computes: `auto` takes cpu in this version
+    /// Who computes
     #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
     engine: EngineArg,
     /// Which contract the judge emulates: the engine's, or none (tiles and the cast of P unknown)

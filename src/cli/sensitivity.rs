@@ -35,7 +35,7 @@ pub struct SensitivityArgs {
     /// Seed of the first run
     #[arg(long, short = 's', default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=u64::from(u32::MAX)))]
     seed: u64,
-    /// Who computes: `auto` takes cpu in this version
+    /// Who computes
     #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
     engine: EngineArg,
     /// How context rows are drawn; each regime has rows of its own

@@ -9,6 +9,8 @@ pub mod bisect;
 pub mod geometries;
 #[path = "on_device.rs"]
 pub mod on_device;
+#[path = "overflow.rs"]
+pub mod overflow;
 #[path = "planted.rs"]
 pub mod planted;
 #[path = "small.rs"]
@@ -52,7 +54,7 @@ const FAR: &str = "pages_beyond_2_31";
 const FAR_BYTES: u64 = 10 << 30;
 
 /// Tests of GPUs alone.
-const OWN: [(&str, fn()); 23] = [
+const OWN: [(&str, fn()); 26] = [
     ("description", description),
     ("guards", guards),
     ("bare_memory", bare_memory),
@@ -71,6 +73,9 @@ const OWN: [(&str, fn()); 23] = [
     ("rows_apart", || strided::attention(&mut Cuda::open(0).unwrap())),
     ("repetitions", repetitions),
     (FAR, far_pages),
+    ("overflow", || overflow::rounding(EngineKind::Cuda)),
+    ("after_an_overflow", || overflow::after(EngineKind::Cuda)),
+    ("infinity_and_the_largest_number", || overflow::exchanged(EngineKind::Cuda)),
     ("phantom_buffer", || planted::found(EngineKind::Cuda, &planted::PLANTED[0])),
     ("skipped_row", || planted::found(EngineKind::Cuda, &planted::PLANTED[1])),
     ("wrong_page", || planted::found(EngineKind::Cuda, &planted::PLANTED[2])),
@@ -78,7 +83,7 @@ const OWN: [(&str, fn()); 23] = [
     (BISECTS, || bisect::kernels("cuda")),
 ];
 /// Of these, the tests of the engine: their kernels are compiled where they run.
-const ENGINE: usize = 14;
+const ENGINE: usize = 17;
 
 /// Names of the tests of the engine.
 #[allow(dead_code)] // who has no GPU leaves them out by name
