@@ -7,7 +7,7 @@ Workflow commands go to stderr, which the runner reads as it reads stdout: `--fo
 use super::out::{Failure, Output};
 use crate::report::Report;
 use crate::report::github::{SUMMARY, annotations, summary};
-use crate::report::kinds::{KINDS, Kind};
+use crate::report::kinds::{KINDS, Kind, either};
 use crate::trace::npy::write_atomically;
 use clap::{Args, ValueEnum};
 use std::ffi::OsString;
@@ -26,7 +26,7 @@ pub(super) struct Copies {
 
 fn kinds() -> String {
     let all: Vec<String> = KINDS.iter().map(|k| format!(".{} ({})", k.extension, k.what)).collect();
-    format!("Also write the report to a file, by its extension {} (repeatable)", all.join(" or "))
+    format!("Also write the report to a file, by its extension {} (repeatable)", either(&all))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

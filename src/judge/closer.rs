@@ -11,6 +11,7 @@ use super::compare::Isolated;
 use super::evidence::Evidence;
 use super::localise::{self, Found};
 use super::menu;
+use super::picture::Picture;
 use super::route::{Otherwise, Route};
 use super::search::Search;
 use super::session::Settings;
@@ -23,6 +24,8 @@ use std::collections::BTreeMap;
 pub struct Look {
     /// Where.
     pub found: Option<Found>,
+    /// The same as a picture.
+    pub picture: Option<Picture>,
     /// Another contract or convention that explains it.
     pub explained: Option<Explained>,
     /// Contracts and conventions tried.
@@ -78,12 +81,12 @@ impl<'a> Closer<'a> {
             e.get(&phase).is_some_and(|e| !e.suspect(log_alpha, &e.tests(name)))
         };
         let explained = self.tried.iter().find(|(_, e)| passes(e)).map(|(what, _)| what.clone());
-        let found = localise::find(self.isolated, self.id, self.tensor, phase, evidence);
+        let (found, picture) = localise::find(self.isolated, self.id, self.tensor, phase, evidence).unzip();
         let run = (log_alpha, self.known);
         let diagnosis = explained
             .is_none()
             .then(|| cause::search(self.isolated, self.id, self.tensor, phase, evidence, run, name));
-        Look { found, explained, tried: self.tried.len(), diagnosis }
+        Look { found, picture, explained, tried: self.tried.len(), diagnosis }
     }
 
     fn try_all(&mut self) {

@@ -13,6 +13,7 @@ keys whose weight is wrong. Source: the groundwork on comparing kernels, section
 
 use super::compare::{Isolated, columns};
 use super::evidence::{Evidence, Piece};
+use super::picture::{Canvas, Picture};
 use super::stats::flips::{BLOCK, log_chernoff};
 use super::tally::within;
 use crate::trace::{Tensor, TensorId};
@@ -94,14 +95,14 @@ pub struct Found {
 /// num and den of the keys of a sequence, by (sequence, row, first column).
 pub(super) type KeySums = BTreeMap<(usize, usize, usize), Vec<(f64, f64)>>;
 
-/// Finds the place of a fault in the rows of one phase. None where the tensor is too large to be mapped.
+/// Finds the place of a fault in the rows of one phase, and draws it. None where the tensor is too large to be mapped.
 pub fn find(
     of: &Isolated,
     id: TensorId,
     tensor: &Tensor,
     phase: Phase,
     evidence: &Evidence,
-) -> Option<Found> {
+) -> Option<(Found, Picture)> {
     let phases = of.phases(id);
     let rows: Vec<usize> = (0..phases.len()).filter(|r| phases[*r] == phase).collect();
     let at: BTreeMap<usize, usize> = rows.iter().enumerate().map(|(i, r)| (*r, i)).collect();
@@ -112,15 +113,20 @@ pub fn find(
     }
     let by_bound = evidence.tally.beyond > 0;
     let cells = Mutex::new(Array3::<Cell>::default((rows.len(), cols.heads, groups)));
+    let blank = || Canvas::new(tensor.dtype, rows.clone(), cols.heads, cols.width);
+    let picture = Mutex::new(blank());
     let keys = Mutex::new(KeySums::new());
     let names = of.case.plan.names(id.stage, id.form);
     let take = |piece: &Piece| {
         let rows: Vec<usize> = (0..piece.x.nrows()).collect();
-        let bounds = by_bound.then(|| piece.prediction.bounds(&rows).proven);
-        let bad = |i: usize, j: usize| is_bad(piece, i, j, tensor, bounds.as_ref());
-        let mut mine = Vec::new();
+        let proven = piece.prediction.bounds(&rows).proven;
+        let bad = |i: usize, j: usize| is_bad(piece, i, j, tensor, by_bound.then_some(&proven));
+        let (mut mine, mut drawn) = (Vec::new(), blank());
         for i in 0..piece.x.nrows() {
             let Some(&row) = at.get(&(piece.at.0 + i)) else { continue };
+            let bound = |j: usize| if piece.prediction.is_copy() { 0.0 } else { proven[[i, j]] };
+            let own = |of: ndarray::ArrayView1<f64>| of.to_vec();
+            drawn.add(row, piece.at.1, &own(piece.engine.row(i)), &own(piece.x.row(i)), &bound);
             for j in 0..piece.x.ncols() {
                 let col = piece.at.1 + j;
                 let (head, within) = (col / cols.width, col % cols.width);
@@ -133,6 +139,7 @@ pub fn find(
             all[at].bad = all[at].bad.saturating_add(u16::from(bad));
         }
         drop(all);
+        picture.lock().unwrap_or_else(PoisonError::into_inner).merge(&drawn);
         if let Terms::Attention { lse: false, .. } = piece.terms {
             let mut sums = KeySums::new();
             for i in 0..piece.x.nrows() {
@@ -166,7 +173,8 @@ pub fn find(
         }
     });
     let keys = point_at(&keys.into_inner().unwrap_or_else(PoisonError::into_inner), of);
-    Some(Found { places: places.collect(), outside_clean, keys, by_bound })
+    let picture = picture.into_inner().unwrap_or_else(PoisonError::into_inner).finish();
+    Some((Found { places: places.collect(), outside_clean, keys, by_bound }, picture))
 }
 
 fn is_bad(piece: &Piece, i: usize, j: usize, tensor: &Tensor, bounds: Option<&Array2<f64>>) -> bool {

@@ -27,6 +27,7 @@ mod geometry;
 pub mod localise;
 pub mod memory;
 pub mod menu;
+pub mod picture;
 pub mod predict;
 pub mod reduce;
 pub mod route;

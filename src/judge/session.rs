@@ -15,6 +15,7 @@ use super::compare::Isolated;
 use super::conclude::{Basis, Budget, conclude};
 use super::evidence::{Evidence, Piece};
 use super::memory::{Memory, Use};
+use super::picture;
 use super::route::{Route, Routed};
 use super::search::{FoundContract, Known, Search};
 use super::tally::Tally;
@@ -240,6 +241,9 @@ impl<'a> Session<'a> {
 
     /// What a weight is that is not the file's. Single elements have no name.
     fn diagnose(&self, weight: Weight, pair: (&dyn Rows, &dyn Rows), dtype: DType, unit: &mut Unit) {
+        if self.settings.closer && unit.beyond > 0 {
+            unit.picture = Some(picture::of_weight(pair.0, pair.1, dtype));
+        }
         if self.settings.closer && unit.beyond >= FEW {
             let about = cause::weight::About {
                 geometry: &self.layer.spec.geometry,
@@ -318,7 +322,10 @@ impl<'a> Session<'a> {
         self.units.iter_mut().for_each(unit::name_chained);
         unit::mark_after_fault(&mut self.units, g, &self.case.plan);
         let origin = |u: &Unit| unit::origins(std::slice::from_ref(u)).next().is_some();
-        self.units.iter_mut().filter(|u| !origin(u)).for_each(|u| u.residual = Vec::new());
+        self.units
+            .iter_mut()
+            .filter(|u| !origin(u))
+            .for_each(|u| (u.residual, u.picture) = (Vec::new(), None));
         (self.units, self.odd)
     }
 
@@ -650,6 +657,7 @@ impl<'a> Session<'a> {
             if let Some(look) = look {
                 (unit.found, unit.explained, unit.tried) = (look.found, look.explained, look.tried);
                 unit.diagnosis = look.diagnosis;
+                unit.picture = look.picture;
             }
             units.push(unit);
         }

@@ -9,6 +9,7 @@ use super::cause::Diagnosis;
 use super::conclude::{Basis, Power};
 use super::evidence::Test;
 use super::localise::Found;
+use super::picture::Picture;
 use super::search::FoundContract;
 use super::tally::{Digest, Tally};
 use super::verdict::Verdict;
@@ -172,6 +173,9 @@ pub struct Unit {
     /// Where it is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<Found>,
+    /// How far elements are off, by place, where it was looked at closer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub picture: Option<Picture>,
     /// What would have been seen; None where nothing was compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power: Option<Power>,
@@ -222,6 +226,7 @@ impl Unit {
             searched: 0,
             diagnosis: None,
             found: None,
+            picture: None,
             power: None,
             residual: Vec::new(),
             tests: Vec::new(),

@@ -7,6 +7,7 @@ The same sentences serve the terminal and the block of Markdown that people past
 use super::LayerReport;
 use crate::judge::cause::Left;
 use crate::judge::localise::{Found, Keys, Place};
+use crate::judge::picture::Picture;
 use crate::judge::{Diagnosis, Explained, Unit, Verdict, Which};
 use mla_reference::{Axis, Regime};
 
@@ -249,6 +250,48 @@ fn keys_words(l: &LayerReport, keys: &[Keys]) -> String {
         words.push(format!("and in {} more sequences", keys.len() - shown));
     }
     format!("the residual points at {}", words.join("; "))
+}
+
+/// What a line of a unit's picture is.
+pub fn lines_of(u: &Unit) -> String {
+    match u.axes.first() {
+        Some(Axis::Key) => "keys".into(),
+        Some(Axis::Page) => "slots".into(),
+        Some(Axis::Token) => "tokens".into(),
+        Some(a) => format!("rows ({})", a.name()),
+        None => "rows".into(),
+    }
+}
+
+/// What stands across in a picture.
+pub fn across_of(p: &Picture) -> String {
+    let what = if p.heads.is_empty() { "columns" } else { "heads" };
+    let each = p.across().first().map_or(1, |(a, b)| b - a + 1);
+    let last = p.across().last().map_or(0, |c| c.1);
+    let grouped = if each > 1 { format!(", {each} a character") } else { String::new() };
+    format!("{what} 0 to {last}{grouped}")
+}
+
+/// The rows of a line: `request 2, 3..16`; numbers alone where nothing has a name.
+pub fn line_words(l: &LayerReport, u: &Unit, (first, last): (usize, usize)) -> String {
+    let name = |row: usize| {
+        let n = l.names(u)?.get(row)?;
+        let request = n.request.map_or("no request".into(), |r| format!("request {r}"));
+        let regime = n.sequence.and_then(|s| l.case.sequences.get(s)).filter(|_| l.case.regimes.len() > 1);
+        let request = match regime.filter(|s| s.1 == Regime::Peaked.name()) {
+            Some((_, peaked)) => format!("{request} {peaked}"),
+            None => request,
+        };
+        let split = n.split.map_or(String::new(), |s| format!(" part {s}"));
+        Some((format!("{request}{split}"), n.index))
+    };
+    match (name(first), name(last)) {
+        (Some((a, i)), Some((b, j))) if a == b && i == j => format!("{a}, {i}"),
+        (Some((a, i)), Some((b, j))) if a == b => format!("{a}, {i}..{j}"),
+        (Some((a, i)), Some((b, j))) => format!("{a}, {i} .. {b}, {j}"),
+        _ if first == last => first.to_string(),
+        _ => format!("{first}..{last}"),
+    }
 }
 
 /// `0..3, 7, 9..11`

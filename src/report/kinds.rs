@@ -1,6 +1,6 @@
 /*! Kinds of `--report`: one row an extension. */
 
-use super::{Report, junit};
+use super::{Report, html, junit};
 use std::path::Path;
 
 /// A kind of report.
@@ -16,11 +16,20 @@ pub struct Kind {
 /// The table.
 pub static KINDS: &[Kind] = &[
     Kind { extension: "json", what: "everything, for programs", render: json },
+    Kind { extension: "html", what: "one page, for people", render: html::render },
     Kind { extension: "xml", what: "JUnit, for CI", render: junit::render },
 ];
 
 fn json(report: &Report) -> Result<Vec<u8>, String> {
     serde_json::to_vec_pretty(report).map_err(|e| e.to_string())
+}
+
+/// `a, b or c`
+pub fn either(all: &[String]) -> String {
+    match all {
+        [rest @ .., last] if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => all.concat(),
+    }
 }
 
 impl Kind {
@@ -30,10 +39,10 @@ impl Kind {
         KINDS.iter().find(|k| extension.eq_ignore_ascii_case(k.extension))
     }
 
-    /// `.json or .xml`
+    /// `.json, .html or .xml`
     pub fn list() -> String {
         let all: Vec<String> = KINDS.iter().map(|k| format!(".{}", k.extension)).collect();
-        all.join(" or ")
+        either(&all)
     }
 }
 
@@ -47,6 +56,7 @@ mod tests {
         assert_eq!(of("a/b.XML"), Some("xml"));
         assert_eq!(of("run.json"), Some("json"));
         assert_eq!((of("run"), of("xml"), of("run.txt")), (None, None, None));
-        assert_eq!(Kind::list(), ".json or .xml");
+        assert_eq!(of("a.html"), Some("html"));
+        assert_eq!(Kind::list(), ".json, .html or .xml");
     }
 }

@@ -8,6 +8,7 @@ The report: one serde struct, and its renderers.
 mod blocks;
 pub mod finding;
 pub mod github;
+mod html;
 pub mod invariance;
 pub mod junit;
 pub mod kinds;
@@ -34,7 +35,7 @@ use crate::report::ranks::RanksReport;
 use crate::snapshot::{Digest, Kept, State};
 use crate::trace::TensorId;
 use crate::written::{self, Name};
-use mla_reference::{Contract, Geometry, RowName};
+use mla_reference::{Contract, Geometry, RowName, Stage};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -297,6 +298,31 @@ impl LayerReport {
     /// What the rows of a unit are.
     pub fn names(&self, unit: &Unit) -> Option<&Vec<RowName>> {
         self.names.get(unit.tensor)
+    }
+}
+
+/// What a row of many layers shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Summary {
+    /// The largest share of what rounding allows, of all elements that are not the rounded reference.
+    pub worst: Option<f64>,
+    /// Norm of the layer's output.
+    pub norm: Option<f64>,
+    /// Norm of the reference's.
+    pub reference: Option<f64>,
+}
+
+impl LayerReport {
+    /// The layer in three numbers; norms of all phases of the first form together.
+    pub fn summary(&self) -> Summary {
+        let shares = self.tensors.iter().filter_map(|u| Some(u.worst.as_ref()?.share_of_bound));
+        let out = || self.tensors.iter().filter(|u| u.tensor == Stage::Out.name());
+        let form = out().find_map(|u| u.form);
+        let norm = |of: fn(&Unit) -> Option<crate::judge::Digest>| {
+            let all: Vec<f64> = out().filter(|u| u.form == form).filter_map(|u| Some(of(u)?.norm)).collect();
+            (!all.is_empty()).then(|| all.iter().map(|n| n * n).sum::<f64>().sqrt())
+        };
+        Summary { worst: shares.reduce(f64::max), norm: norm(|u| u.engine), reference: norm(|u| u.reference) }
     }
 }
 
