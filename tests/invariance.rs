@@ -397,7 +397,9 @@ fn shown(layer: &LayerReport) {
     report.layers.push(layer.clone());
     report.verdict = report.worst();
     assert_eq!(report.exit_code(false), 1);
-    let text = anstream::adapter::strip_str(&terminal::render(&report, 80)).to_string();
+    let text =
+        anstream::adapter::strip_str(&terminal::render(&report, terminal::Page { width: 80, plain: false }))
+            .to_string();
     for line in [
         "order       bits           all ",
         "splits-1    not applicable it is what the base run has",

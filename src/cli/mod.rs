@@ -56,6 +56,9 @@ pub struct Global {
     /// Colours: `auto` means when stdout is a terminal and NO_COLOR is not set
     #[arg(long, global = true, value_enum, default_value_t = Colour::Auto, help_heading = "Output")]
     pub color: Colour,
+    /// Words in place of drawings, no colours, no progress: for screen readers and logs
+    #[arg(long, global = true, help_heading = "Output")]
+    pub plain: bool,
 }
 
 /// Form of a report on stdout.

@@ -7,6 +7,7 @@ Colour is stripped where it is not wanted; a closed pipe ends the program quietl
 use super::{Colour, Format, Global};
 use crate::judge::Verdict;
 use crate::report::Lack;
+use crate::report::terminal::Page;
 use anstream::{AutoStream, ColorChoice};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -83,6 +84,7 @@ impl Output {
     /// By the global options.
     pub fn new(global: Global) -> Output {
         let choice = match global.color {
+            _ if global.plain => ColorChoice::Never,
             Colour::Auto => ColorChoice::Auto,
             Colour::Always => ColorChoice::Always,
             Colour::Never => ColorChoice::Never,
@@ -107,6 +109,11 @@ impl Output {
             Some((terminal_size::Width(w), _)) if std::io::stdout().is_terminal() => usize::from(w),
             _ => 80,
         }
+    }
+
+    /// How a report is set.
+    pub fn page(&self) -> Page {
+        Page { width: self.width(), plain: self.global.plain }
     }
 
     /// Prints a report, which may hold colours.
@@ -154,7 +161,7 @@ impl Output {
 
     /// A progress line on stderr, where stderr is a terminal. `length` 0: a spinner.
     pub fn progress(&self, length: u64) -> ProgressBar {
-        let hidden = self.global.quiet || !std::io::stderr().is_terminal();
+        let hidden = self.global.quiet || self.global.plain || !std::io::stderr().is_terminal();
         let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let bar = ProgressBar::with_draw_target((length > 0).then_some(length), target);
         let template =

@@ -563,7 +563,7 @@ pub(super) fn emit(
     } else if out.quiet() {
         out.print(&terminal::verdict_lines(&report))
     } else {
-        out.print(&terminal::render(&report, out.width()))
+        out.print(&terminal::render(&report, out.page()))
     };
     let written = copies.write(&report, out);
     match (broken, printed) {

@@ -6,6 +6,7 @@ The report: one serde struct, and its renderers.
 */
 
 mod blocks;
+mod drawing;
 pub mod finding;
 pub mod github;
 mod html;

@@ -8,32 +8,43 @@ Colours are ANSI sequences that the writer strips where they are not wanted; no 
 
 use super::finding;
 use super::invariance::{self, Variant};
-use super::{LayerReport, Report, blocks, markdown, ranks, table};
-use crate::judge::{Unit, Verdict, Which};
-use mla_reference::Form;
+use super::{LayerReport, Report, blocks, drawing, markdown, ranks, table};
+use crate::judge::{Unit, Verdict};
 use std::fmt::Write;
 
+/// How a report is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// Columns.
+    pub width: usize,
+    /// Words in place of drawings.
+    pub plain: bool,
+}
+
 /// The whole report.
-pub fn render(report: &Report, width: usize) -> String {
+pub fn render(report: &Report, page: Page) -> String {
     let mut out = String::new();
+    let page = Page { width: page.width.max(40), ..page };
+    let width = page.width;
     if let Some(s) = &report.signature {
-        wrapped(&mut out, "signature: ", &s.text, width.max(40));
+        wrapped(&mut out, "signature: ", &s.text, width);
     }
     for layer in &report.layers {
-        layer_report(&mut out, report, layer, width.max(40));
+        layer_report(&mut out, report, layer, page);
     }
+    drawing::layers(&mut out, report);
     for lack in report.broken.iter().chain(&report.gaps) {
         let line = format!("{}: ", lack.verdict);
         for (i, text) in lack.what.lines().enumerate() {
-            wrapped(&mut out, if i == 0 { &line } else { "  " }, text.trim(), width.max(40));
+            wrapped(&mut out, if i == 0 { &line } else { "  " }, text.trim(), width);
         }
         out.push('\n');
     }
     for pair in &report.beside {
-        blocks::beside(&mut out, pair, width.max(40));
+        blocks::beside(&mut out, pair, width);
     }
-    blocks::snapshots(&mut out, &report.snapshots, width.max(40));
-    not_judged(&mut out, report, width.max(40));
+    blocks::snapshots(&mut out, &report.snapshots, width);
+    not_judged(&mut out, report, width);
     out
 }
 
@@ -129,7 +140,8 @@ fn seen(l: &LayerReport) -> Option<String> {
     Some(format!("{sizes} would have been seen in every tensor"))
 }
 
-fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize) {
+fn layer_report(out: &mut String, report: &Report, l: &LayerReport, page: Page) {
+    let width = page.width;
     let _ = writeln!(out, "{}", verdict_line(report, l));
     if !l.scalars.is_empty() {
         for s in &l.scalars {
@@ -148,12 +160,18 @@ fn layer_report(out: &mut String, report: &Report, l: &LayerReport, width: usize
     }
     if compared(l) {
         out.push('\n');
-        picture(out, l, width);
+        match page.plain {
+            true => drawing::stages_in_words(out, l, width),
+            false => drawing::stages(out, l, width),
+        }
     }
     let bad = finding::bad(l);
     for (i, u) in bad.iter().enumerate().take(4) {
         out.push('\n');
         evidence(out, l, u, i, width);
+        if let Some(p) = u.picture.as_ref().filter(|_| i == 0 && !page.plain) {
+            drawing::map(out, l, u, p, width);
+        }
     }
     if bad.len() > 4 {
         let names: Vec<String> = bad[4..].iter().map(|u| u.title()).collect();
@@ -249,46 +267,6 @@ fn contracts_found(out: &mut String, l: &LayerReport, width: usize) {
     }
 }
 
-/// One line a group: each tensor with the mark of its verdict.
-fn picture(out: &mut String, l: &LayerReport, width: usize) {
-    let group = |u: &Unit| match (u.which, u.form) {
-        (Which::Weight(_), _) => "weights   ",
-        (_, None) => "shared    ",
-        (_, Some(Form::Fused)) => "fused     ",
-        (_, Some(Form::Absorbed)) => "absorbed  ",
-    };
-    for name in ["weights   ", "shared    ", "fused     ", "absorbed  "] {
-        let mut marks: Vec<(&str, Verdict)> = Vec::new();
-        for u in l.tensors.iter().filter(|u| group(u) == name) {
-            match marks.last_mut() {
-                Some((t, v)) if *t == u.tensor => *v = (*v).max(u.verdict),
-                _ => marks.push((u.tensor, u.verdict)),
-            }
-        }
-        let mut line = name.to_string();
-        let mut used = name.len();
-        for (t, v) in marks {
-            let cell = t.len() + 3;
-            if used + cell > width {
-                line = format!("{}\n{}", line.trim_end(), " ".repeat(name.len()));
-                used = name.len();
-            }
-            line += &format!("{t} {} ", paint(v, &v.row().mark.to_string()));
-            used += cell;
-        }
-        if used > name.len() {
-            let _ = writeln!(out, "{}", line.trim_end());
-        }
-    }
-    let used = |v: Verdict| l.tensors.iter().any(|u| u.verdict == v);
-    let legend: Vec<String> = crate::judge::TABLE
-        .iter()
-        .filter(|r| used(r.verdict))
-        .map(|r| format!("{} {}", r.mark, r.name))
-        .collect();
-    let _ = writeln!(out, "          ({})", legend.join(", "));
-}
-
 /// What is bad about one unit, where and how much.
 fn evidence(out: &mut String, l: &LayerReport, u: &Unit, nth: usize, width: usize) {
     let word = match (u.verdict, nth) {
@@ -351,15 +329,17 @@ pub(crate) fn wrapped(out: &mut String, lead: &str, text: &str, width: usize) {
 mod tests {
     use super::super::sample;
 
+    const PAGE: super::Page = super::Page { width: 80, plain: false };
+
     /// What is said of the model and of how its file was read stands in the text and in JSON.
     #[test]
     fn warnings_and_notes_are_shown() {
         let mut report = sample::report(&[1]);
-        let plain = super::render(&report, 80);
+        let plain = super::render(&report, PAGE);
         assert!(!plain.contains("warning"), "{plain}");
         report.model.warnings = vec!["unverified architecture: nobody knows".into()];
         report.layers[0].notes = vec!["rope factors: the short set".into()];
-        let text = super::render(&report, 80);
+        let text = super::render(&report, PAGE);
         assert!(text.contains("warning   unverified architecture: nobody knows"), "{text}");
         assert!(text.contains("          rope factors: the short set"), "{text}");
         let json = serde_json::to_value(&report).unwrap();
