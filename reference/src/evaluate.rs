@@ -456,7 +456,7 @@ impl Evaluator<'_> {
 
     /// What an attention over a sequence does wrong.
     fn slip(&self, sequence: usize) -> Slip<'_> {
-        self.departure.map_or(Slip::default(), |d| Slip { gone: d.gone(sequence), no_rescale: d.no_rescale })
+        self.departure.map_or(Slip::default(), |d| Slip { gone: d.gone(sequence), rescale: d.rescale })
     }
 
     fn visit_attended(

@@ -7,7 +7,7 @@ Keys and pages are pointed at by the residual ([`super::scene::Scene::keys`]); o
 use super::Hypothesis;
 use super::change::Change;
 use super::scene::Scene;
-use mla_reference::{KeyList, Mask, Phase, Source, Stage};
+use mla_reference::{KeyList, Mask, Phase, Rescale, Source, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -49,12 +49,26 @@ pub(super) fn softmax<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     if !scene.attends() {
         return Vec::new();
     }
-    let mut all = vec![Hypothesis::new(
-        "online softmax",
-        "no rescale",
-        "sums are not rescaled when the running maximum grows",
-        Change::departure(|d| d.no_rescale = true),
-    )];
+    let rescales = [
+        ("no rescale", "sums are not rescaled when the running maximum grows", Rescale::Neither),
+        (
+            "output not rescaled",
+            "the row sum is rescaled when the running maximum grows, the output is not",
+            Rescale::Sum,
+        ),
+        (
+            "row sum not rescaled",
+            "the output is rescaled when the running maximum grows, the row sum is not",
+            Rescale::Output,
+        ),
+    ];
+    // An lse sees the row sum alone.
+    let asked = rescales.into_iter().take(if scene.is_lse() { 1 } else { 3 });
+    let mut all: Vec<Hypothesis> = asked
+        .map(|(name, text, r)| {
+            Hypothesis::new("online softmax", name, text, Change::departure(|d| d.rescale = r))
+        })
+        .collect();
     let g = scene.spec().geometry;
     // Columns of an input left out, told by their place inside a head.
     let zero = |stage: Stage, width: usize, which: fn(usize, usize) -> bool| {

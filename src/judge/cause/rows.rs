@@ -40,7 +40,7 @@ pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
         .flat_map(|r| (0..scene.heads).map(move |h| (*r, h)))
         .filter(|(r, h)| scene.odd[[*r, *h]] > 0)
         .collect();
-    if wrong.is_empty() || scene.width < 2 {
+    if wrong.is_empty() {
         return all;
     }
     let cells = cells(scene);
@@ -117,6 +117,10 @@ fn holds(scene: &Scene, cells: &Cells, (row, head): (usize, usize)) -> Option<Ho
     if (0..scene.width).all(|j| t.get(row, first + j).is_nan()) {
         return Some(Holds::Poison);
     }
+    // One number that equals another's says nothing.
+    if scene.width < 2 {
+        return None;
+    }
     if scene.width >= 4 && (0..scene.width).all(|j| bits(j) == bits(0)) {
         return Some(Holds::Constant);
     }
@@ -178,21 +182,28 @@ fn moved(scene: &Scene, seen: &[((usize, usize), Holds)]) -> Option<Tensor> {
     Some(out)
 }
 
-/// The whole tensor is another one that was recorded, bit for bit.
+/// All that is wrong is what another tensor that was recorded holds there, bit for bit.
 fn buffer<'a>(scene: &Scene<'a>) -> Option<Hypothesis<'a>> {
     let t = scene.tensor;
     let plan = &scene.of.case.plan;
-    let wrong: Vec<usize> = scene.rows.iter().copied().filter(|r| scene.odd_row(*r) > 0).collect();
+    let heads = |r: &usize| (0..scene.heads).map(|h| (*r, h)).collect::<Vec<_>>();
+    let wrong: Vec<(usize, usize)> =
+        scene.rows.iter().flat_map(heads).filter(|(r, h)| scene.odd[[*r, *h]] > 0).collect();
     for &stage in Stage::ALL {
         if stage == scene.id.stage || plan.rows(stage, scene.id.form) != t.rows {
             continue;
         }
         let Some(block) = super::input::recorded(scene, stage, t.cols) else { continue };
-        let same = |r: &usize| (0..t.cols).all(|c| t.get(*r, c).to_bits() == block[[*r, c]].to_bits());
+        let columns = |h: usize| h * scene.width..(h + 1) * scene.width;
+        let same = |(r, h): &(usize, usize)| {
+            scene.width > 1 && columns(*h).all(|c| t.get(*r, c).to_bits() == block[[*r, c]].to_bits())
+        };
         if !wrong.is_empty() && wrong.iter().all(same) {
             let mut tensor = scene.copy_of();
-            wrong.iter().for_each(|r| (0..scene.heads).for_each(|h| excuse(scene, &mut tensor, *r, h)));
-            let text = format!("it holds the recorded {stage}, bit for bit");
+            wrong.iter().for_each(|(r, h)| excuse(scene, &mut tensor, *r, *h));
+            let names = plan.names(scene.id.stage, scene.id.form);
+            let which = cells_words(scene, &names, &wrong);
+            let text = format!("{which}: the recorded {stage}, bit for bit");
             let change =
                 Change { tensors: vec![(scene.id, tensor)], counted: Some(0.0), ..Change::default() };
             return Some(Hypothesis::new("buffer", format!("holds {stage}"), text, change));
