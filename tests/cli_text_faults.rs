@@ -89,8 +89,13 @@ fn a_report_says_what_was_planted_and_what_came_of_it() {
     let Some(_) = environment::nvrtc("a_report_says_what_was_planted_and_what_came_of_it") else { return };
     let out = run("norm-weight-left-out", &["--engine", "ptx"], None);
     assert_eq!(out.status.code(), Some(1), "{out:?}");
-    let text = String::from_utf8_lossy(&out.stdout);
-    for part in ["DELIBERATE FAULT kernel:norm-weight-left-out", "altered: norm.cu", "norm weight left out"] {
+    // Lines are broken at 80 columns.
+    let text = String::from_utf8_lossy(&out.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "DELIBERATE FAULT kernel:norm-weight-left-out",
+        "norm.cu altered on purpose",
+        "weight g_attn is left out",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
 }

@@ -6,6 +6,7 @@ reference that departs in the same way predicts its bits. The default departs in
 a stage down to some heads and rows, so that many hypotheses can be held against a part of a tensor cheaply.
 */
 
+use ndarray::Array2;
 use std::ops::Range;
 
 /// How many keys a row sees.
@@ -46,10 +47,23 @@ impl Rescale {
 /// Keys of one sequence in the order in which attention reads them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyList {
-    /// Position whose key and value are read.
+    /// Position whose key and value are read; beyond the last one: key and value are zeros.
     pub source: Vec<usize>,
     /// Position for which they are read, ascending: a row sees it or not by this one.
     pub place: Vec<usize>,
+}
+
+impl KeyList {
+    /// Keys, or values, as they are read.
+    pub fn of(&self, all: &Array2<f64>) -> Array2<f64> {
+        let mut out = Array2::zeros((self.source.len(), all.ncols()));
+        for (mut to, from) in out.rows_mut().into_iter().zip(&self.source) {
+            if *from < all.nrows() {
+                to.assign(&all.row(*from));
+            }
+        }
+        out
+    }
 }
 
 /// Part of a stage. An empty list keeps all.

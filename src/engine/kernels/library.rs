@@ -69,7 +69,7 @@ pub struct Library {
     folder: Option<PathBuf>,
     dtype: DType,
     files: BTreeMap<String, File>,
-    altered: Option<&'static str>,
+    altered: bool,
 }
 
 /// Of a source's text and of all that it includes.
@@ -140,7 +140,7 @@ impl Library {
     }
 
     fn read(folder: Option<PathBuf>, dtype: DType) -> Result<Library, String> {
-        let mut library = Library { folder, dtype, files: BTreeMap::new(), altered: None };
+        let mut library = Library { folder, dtype, files: BTreeMap::new(), altered: false };
         for name in kernel_names() {
             let (text, mut built_in) = library.text(name)?.ok_or_else(|| format!("{name} is missing"))?;
             let place = library.place(name);
@@ -215,10 +215,10 @@ impl Library {
         }
     }
 
-    /// Of what is not the program's own: whose folder, and which file was altered on purpose.
+    /// Of what is not the program's own: whose folder, and whether it was altered on purpose.
     pub fn theirs(&self) -> String {
         let folder = self.folder.as_ref().map(|f| format!("of {}", f.display()));
-        let altered = self.altered.map(|file| format!("altered: {file}"));
+        let altered = self.altered.then(|| "altered on purpose".to_string());
         folder.into_iter().chain(altered).collect::<Vec<_>>().join(", ")
     }
 
@@ -226,8 +226,8 @@ impl Library {
         self.files.values_mut()
     }
 
-    pub(super) fn altered(&mut self, file: &'static str) {
-        self.altered = Some(file);
+    pub(super) fn set_altered(&mut self) {
+        self.altered = true;
     }
 
     /// All files, by what they compute.

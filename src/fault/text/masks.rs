@@ -1,6 +1,6 @@
 /*! Which keys a row sees, and what becomes of the last tile. */
 
-use super::shows::{DECODE, LATENT, LATENT_FEW, ONE_TILE, PREFILL, PREFILL_F32};
+use super::shows::{DECODE, DECODE_F32, LATENT, LATENT_FEW, ONE_TILE, PREFILL, PREFILL_F32};
 use super::{Mutation, ROW, tensor};
 use mla_reference::Stage;
 
@@ -73,6 +73,40 @@ pub(super) const ROWS: &[Mutation] = &[
         shows: PREFILL_F32,
         cause: Some("mask +1"),
         ..FUSED
+    },
+    Mutation {
+        name: "fused-tail-not-masked",
+        family: "F22",
+        issues: &["Dao-AILab/flash-attention#2374"],
+        broken: "the fused kernel lets rows see the zeros that fill up the last tile",
+        from: "if (key0 + BN > warp_first) {",
+        to: "if (key0 + BN < warp_first) {",
+        shows: DECODE,
+        cause: Some("keys of zeros to the end of the tile"),
+        ..FUSED
+    },
+    Mutation {
+        name: "fused-f32-one-key-of-zeros",
+        kernel: "attention_f32.cuh",
+        entries: &["fused"],
+        family: "F22",
+        issues: &["Dao-AILab/flash-attention#2374"],
+        broken: "the float32 kernels compare with <= in the mask: one key more, of zeros where there is none",
+        from: "lane < sees[r] ? s[r]",
+        to: "lane <= sees[r] ? s[r]",
+        shows: DECODE_F32,
+        cause: Some("keys of zeros once"),
+        ..FUSED
+    },
+    Mutation {
+        name: "absorbed-tail-not-masked",
+        family: "F22",
+        issues: &["flashinfer-ai/flashinfer#942"],
+        broken: "the absorbed kernel lets rows see the last key again where it fills up a slot",
+        from: "if ((tile + 1) * BN > least) {",
+        to: "if ((tile + 1) * BN < least) {",
+        cause: Some("the last key again to the end of the"),
+        ..ABSORBED
     },
     Mutation {
         name: "fused-last-tile-lost",

@@ -138,6 +138,31 @@ pub(super) const ROWS: &[Mutation] = &[
         ..PAGES
     },
     Mutation {
+        name: "fused-last-head-twice",
+        kernel: "fused.cu",
+        family: "F22",
+        issues: &["ggml-org/llama.cpp#13327"],
+        broken: "the last head is taken for the one before: its outputs are never written",
+        from: "lane = threadIdx.x % 32, head = blockIdx.y;",
+        to: "lane = threadIdx.x % 32, head = min(blockIdx.y, gridDim.y - 2);",
+        shows: PREFILL,
+        first: tensor(Stage::Lse),
+        cause: Some("unwritten rows"),
+        finding: Some("never written"),
+        norms: true,
+        ..PAGES
+    },
+    Mutation {
+        name: "absorbed-last-rows-of-a-block",
+        family: "F22",
+        issues: &["ggml-org/llama.cpp#23574"],
+        broken: "the rows of a block after its last whole 16 are taken for absent: zeros, and an lse of no key",
+        from: "const bool there = row < w.rows;",
+        to: "const bool there = row < w.rows / 16 * 16;",
+        shows: LATENT_PREFILL,
+        ..PAGES
+    },
+    Mutation {
         name: "cache-slot-wrong",
         issues: &["vllm-project/vllm-ascend#16775"],
         broken: "new tokens are written to each other's slots, two by two",

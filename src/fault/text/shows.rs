@@ -67,7 +67,10 @@ pub(super) const LATENT_PREFILL: Shows = Shows { name: "absorbed prefill", batch
 /// Without tensor cores.
 pub(super) const PREFILL_F32: Shows =
     Shows { name: "prefill in f32", dtype: DType::F32, batch: "0+30,40+3", ..PREFILL };
-/// The same, absorbed.
+/// One row each, whose last tile is not full.
+pub(super) const DECODE_F32: Shows =
+    Shows { name: "decode in f32", dtype: DType::F32, batch: "40+1,70+1", ..PREFILL };
+/// Some tokens without tensor cores, absorbed.
 pub(super) const LATENT_F32: Shows = Shows {
     name: "absorbed, some tokens, in f32",
     form: Form::Absorbed,

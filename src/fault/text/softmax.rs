@@ -117,6 +117,16 @@ pub(super) const ROWS: &[Mutation] = &[
         ..FUSED
     },
     Mutation {
+        name: "fused-scale-of-one-head",
+        family: "F07",
+        issues: &["sgl-project/sglang#3785"],
+        broken: "the softmax scale of head 3 is 1 % too large",
+        from: "DEVICE void attend(const Fused& p) {",
+        to: "DEVICE void attend(const Fused& given) {\n    Fused p = given;\n    if (blockIdx.y == 3) p.c2 *= 1.01f;",
+        shows: PREFILL,
+        ..FUSED
+    },
+    Mutation {
         name: "absorbed-f32-rope-left-out",
         kernel: "absorbed_f32.cu",
         family: "F06",

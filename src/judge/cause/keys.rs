@@ -127,6 +127,52 @@ pub(super) fn softmax<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     all
 }
 
+/// The last tile is read to its end: keys of zeros behind the last one, or the last one again, as far as rows see it.
+pub(super) fn tails<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
+    if !scene.attends() {
+        return Vec::new();
+    }
+    let plan = &scene.of.case.plan;
+    let tile = scene.of.contract.softmax.tile.max(1);
+    let mut ends: Vec<(String, usize)> = Vec::new();
+    for (name, size) in [
+        ("tile".to_string(), tile),
+        ("page".to_string(), plan.page_size.max(1)),
+        ("16 keys".to_string(), 16),
+        ("8 keys".to_string(), 8),
+    ] {
+        if size > 1 && ends.iter().all(|e| e.1 != size) {
+            ends.push((name, size));
+        }
+    }
+    let filled = |zeros: bool, more: &dyn Fn(usize) -> usize| {
+        Change::departure(|d| {
+            d.keys = plan
+                .sequences
+                .iter()
+                .enumerate()
+                .map(|(i, s)| {
+                    let (n, fill) = (s.keys(), more(s.keys()));
+                    let last = n.saturating_sub(1);
+                    let with = |of: usize| (0..n).chain(std::iter::repeat_n(of, fill)).collect();
+                    (i, KeyList { source: with(if zeros { n } else { last }), place: with(last) })
+                })
+                .collect();
+        })
+    };
+    let mut all = Vec::new();
+    for (zeros, what) in [(true, "keys of zeros"), (false, "the last key again")] {
+        for (name, size) in &ends {
+            let text = format!("rows that see the last key see {what} behind it, to the end of its {name}");
+            let change = filled(zeros, &|n| n.next_multiple_of(*size) - n);
+            all.push(Hypothesis::new(FAMILY, format!("{what} to the end of the {name}"), text, change));
+        }
+        let text = format!("rows that see the last key see {what} once behind it");
+        all.push(Hypothesis::new(FAMILY, format!("{what} once"), text, filled(zeros, &|_| 1)));
+    }
+    all
+}
+
 /// A sequence that is wrong, with keys and pages that stand out.
 struct Wrong {
     sequence: usize,

@@ -154,6 +154,7 @@ const FAMILIES: &[Family] = &[
     norm::all,
     keys::masks,
     keys::softmax,
+    keys::tails,
     merge::all,
     merge::without_keys,
     order::all,

@@ -163,10 +163,13 @@ fn restored(scene: &Scene, columns: &[usize]) -> Option<Tensor> {
     Some(out)
 }
 
-/// Share of the phase's elements that are not the rounded reference.
+/// Share of the phase's elements that are not the rounded reference. Slots that nobody owns are NaN in both.
 fn share(scene: &Scene, tensor: &Tensor) -> f64 {
-    let bad =
-        |r: &usize| (0..tensor.cols).filter(|c| tensor.bits(*r, *c) != scene.rounded.bits(*r, *c)).count();
+    let same = |r: usize, c: usize| {
+        tensor.bits(r, c) == scene.rounded.bits(r, c)
+            || tensor.get(r, c).is_nan() && scene.rounded.get(r, c).is_nan()
+    };
+    let bad = |r: &usize| (0..tensor.cols).filter(|c| !same(*r, *c)).count();
     let all = (scene.rows.len() * tensor.cols).max(1);
     scene.rows.iter().map(bad).sum::<usize>() as f64 / all as f64
 }
