@@ -14,7 +14,6 @@ pub(super) const ROWS: &[Mutation] = &[
         name: "q4-k-high-bits-of-scales",
         entries: &["dequant_q4_k"],
         family: "F03",
-        issues: &["vllm-project/vllm#13167"],
         broken: "scales of groups 4 to 7 of Q4_K lack their two high bits",
         from: "(z & 15) | x >> 6 << 4, minimum",
         to: "(z & 15), minimum",
@@ -36,7 +35,6 @@ pub(super) const ROWS: &[Mutation] = &[
         name: "q6-k-scales-without-sign",
         entries: &["dequant_q6_k"],
         family: "F03",
-        issues: &["ikawrakow/ik_llama.cpp#2032"],
         broken: "scales of Q6_K are read without their sign",
         from: "float((signed char)byte(b + 192 + p / 2))",
         to: "float(byte(b + 192 + p / 2))",
@@ -65,6 +63,7 @@ pub(super) const ROWS: &[Mutation] = &[
         finding: Some("never written"),
         shows: Q8_0,
         norms: true,
+        cause: Some("values of w_q_a unwritten"),
         ..DECODED
     },
     Mutation {
@@ -82,7 +81,6 @@ pub(super) const ROWS: &[Mutation] = &[
     Mutation {
         name: "q5-0-fifth-bit",
         entries: &["dequant_q5_0"],
-        issues: &["ikawrakow/ik_llama.cpp#616"],
         broken: "fifth bits of Q5_0 are those of the other half of the block",
         from: "spread(byte(b + QH + p)), 4)",
         to: "spread(byte(b + QH + (p ^ 2))), 4)",
@@ -120,6 +118,7 @@ pub(super) const ROWS: &[Mutation] = &[
         to: "power(e - normal - 9)",
         shows: stored("stored as NVFP4", GgmlType::NVFP4),
         norms: true,
+        cause: Some("w_q_a × 2"),
         ..DECODED
     },
     Mutation {

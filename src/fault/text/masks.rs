@@ -77,7 +77,7 @@ pub(super) const ROWS: &[Mutation] = &[
     Mutation {
         name: "fused-tail-not-masked",
         family: "F22",
-        issues: &["Dao-AILab/flash-attention#2374"],
+        issues: &["tile-ai/tilelang#1213"],
         broken: "the fused kernel lets rows see the zeros that fill up the last tile",
         from: "if (key0 + BN > warp_first) {",
         to: "if (key0 + BN < warp_first) {",
@@ -90,7 +90,7 @@ pub(super) const ROWS: &[Mutation] = &[
         kernel: "attention_f32.cuh",
         entries: &["fused"],
         family: "F22",
-        issues: &["Dao-AILab/flash-attention#2374"],
+        issues: &["tile-ai/tilelang#1213"],
         broken: "the float32 kernels compare with <= in the mask: one key more, of zeros where there is none",
         from: "lane < sees[r] ? s[r]",
         to: "lane <= sees[r] ? s[r]",
@@ -101,7 +101,7 @@ pub(super) const ROWS: &[Mutation] = &[
     Mutation {
         name: "absorbed-tail-not-masked",
         family: "F22",
-        issues: &["flashinfer-ai/flashinfer#942"],
+        issues: &["tile-ai/tilelang#1213"],
         broken: "the absorbed kernel lets rows see the last key again where it fills up a slot",
         from: "if ((tile + 1) * BN > least) {",
         to: "if ((tile + 1) * BN < least) {",
@@ -111,6 +111,7 @@ pub(super) const ROWS: &[Mutation] = &[
     Mutation {
         name: "fused-last-tile-lost",
         family: "F22",
+        issues: &["tile-ai/tilelang#1213"],
         broken: "the fused kernel drops the keys after the last whole tile",
         from: "tiles = (last + BN - 1) / BN;",
         to: "tiles = last / BN;",
@@ -121,6 +122,7 @@ pub(super) const ROWS: &[Mutation] = &[
     Mutation {
         name: "absorbed-last-tile-lost",
         family: "F22",
+        issues: &["tile-ai/tilelang#1213"],
         broken: "the absorbed kernel drops the keys after the last whole tile",
         from: "tiles = (last + BN - 1) / BN;",
         to: "tiles = last / BN;",

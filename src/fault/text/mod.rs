@@ -33,7 +33,7 @@ pub struct Mutation {
     pub name: &'static str,
     /// Family of public faults, `F01` to `F28`.
     pub family: &'static str,
-    /// Public issues of this kind, `owner/repository#number`.
+    /// Public issues of this kind, `owner/repository#number`; none: none is known to be of it.
     pub issues: &'static [&'static str],
     /// What is broken, one sentence.
     pub broken: &'static str,

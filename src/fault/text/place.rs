@@ -129,7 +129,6 @@ pub(super) const ROWS: &[Mutation] = &[
         name: "fused-f32-heads-of-one",
         kernel: "fused_f32.cu",
         family: "F21",
-        issues: &["ikawrakow/ik_llama.cpp#386"],
         broken: "all heads read the values of head 0",
         from: "p.v_token + i64(head) * p.v_head;",
         to: "p.v_token;",
@@ -141,7 +140,7 @@ pub(super) const ROWS: &[Mutation] = &[
         name: "fused-last-head-twice",
         kernel: "fused.cu",
         family: "F22",
-        issues: &["ggml-org/llama.cpp#13327"],
+        issues: &["ggml-org/llama.cpp#18953"],
         broken: "the last head is taken for the one before: its outputs are never written",
         from: "lane = threadIdx.x % 32, head = blockIdx.y;",
         to: "lane = threadIdx.x % 32, head = min(blockIdx.y, gridDim.y - 2);",
@@ -155,11 +154,12 @@ pub(super) const ROWS: &[Mutation] = &[
     Mutation {
         name: "absorbed-last-rows-of-a-block",
         family: "F22",
-        issues: &["ggml-org/llama.cpp#23574"],
+        issues: &["ggml-org/llama.cpp#26404", "flashinfer-ai/flashinfer#2689"],
         broken: "the rows of a block after its last whole 16 are taken for absent: zeros, and an lse of no key",
         from: "const bool there = row < w.rows;",
         to: "const bool there = row < w.rows / 16 * 16;",
         shows: LATENT_PREFILL,
+        cause: Some("zero rows"),
         ..PAGES
     },
     Mutation {
@@ -173,7 +173,7 @@ pub(super) const ROWS: &[Mutation] = &[
     },
     Mutation {
         name: "cache-row-not-written",
-        issues: &["mudler/vllm.cpp#2672", "vllm-project/vllm-ascend#16775"],
+        issues: &["mudler/vllm.cpp#2672", "vllm-project/vllm#42581"],
         broken: "the last new token's row is not written to the cache",
         from: "const size_t row = p.tokens[blockIdx.x];",
         to: "if (blockIdx.x + 1 == gridDim.x) return;\n    const size_t row = p.tokens[blockIdx.x];",

@@ -61,7 +61,6 @@ pub(super) const ROWS: &[Mutation] = &[
     Mutation {
         name: "merge-splits-averaged",
         family: "F18",
-        issues: &["flashinfer-ai/flashinfer#4749"],
         broken: "the merge sums the splits' outputs with equal weights",
         from: "sum = fmaf(exp2_((lse - most) * LOG2_E), p.part_o[(s * stride + x) * p.width + i], sum);",
         to: "sum = fmaf(total / float(p.splits), p.part_o[(s * stride + x) * p.width + i], sum);",

@@ -31,7 +31,6 @@ pub(super) const ROWS: &[Mutation] = &[
     },
     Mutation {
         name: "norm-weight-left-out",
-        issues: &["NVIDIA/Megatron-LM#1620"],
         broken: "the norm's weight is left out",
         from: "narrow(widen(x[i]) * scale * p.gamma[i])",
         to: "narrow(widen(x[i]) * scale)",
@@ -93,7 +92,7 @@ pub(super) const ROWS: &[Mutation] = &[
     },
     Mutation {
         name: "product-last-terms-lost",
-        issues: &["vllm-project/vllm#49453"],
+        issues: &["triton-lang/triton#621"],
         broken: "the product leaves out the terms after the last whole step",
         from: "steps = (p.k + BK - 1) / BK;",
         to: "steps = p.k / BK;",
@@ -113,7 +112,6 @@ pub(super) const ROWS: &[Mutation] = &[
     },
     Mutation {
         name: "product-last-tile-idle",
-        issues: &["ggml-org/llama.cpp#23574"],
         broken: "warps whose rows are not all there compute nothing, and zeros are stored",
         from: "m0 + warp_m < p.m &&",
         to: "m0 + warp_m + MT * 16 <= p.m &&",
@@ -134,7 +132,6 @@ pub(super) const ROWS: &[Mutation] = &[
     Mutation {
         name: "product-weights-of-head-0",
         family: "F21",
-        issues: &["ikawrakow/ik_llama.cpp#386"],
         broken: "all heads are multiplied with the weights of head 0",
         from: "const u16* b = p.b + head * p.b_head;",
         to: "const u16* b = p.b;",
@@ -158,7 +155,7 @@ pub(super) const ROWS: &[Mutation] = &[
     Mutation {
         name: "product-f32-last-terms-lost",
         kernel: "product_f32.cu",
-        issues: &["vllm-project/vllm#49453"],
+        issues: &["triton-lang/triton#621"],
         broken: "the float32 product leaves out the terms after the last whole step",
         from: "steps = (p.k + BK - 1) / BK;",
         to: "steps = p.k / BK;",
@@ -171,7 +168,6 @@ pub(super) const ROWS: &[Mutation] = &[
     Mutation {
         name: "product-f32-last-rows-idle",
         kernel: "product_f32.cu",
-        issues: &["ggml-org/llama.cpp#23574"],
         broken: "warps of the float32 product whose rows are not all there compute nothing, and zeros are stored",
         from: "m0 + warp * 8 < p.m;",
         to: "m0 + warp * 8 + 8 <= p.m;",

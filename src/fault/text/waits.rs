@@ -12,6 +12,7 @@ const ABSORBED: Mutation = Mutation { kernel: "absorbed.cu", shows: LATENT, ..FU
 pub(super) const ROWS: &[Mutation] = &[
     Mutation {
         name: "fused-wait-missing",
+        issues: &["ROCm/aiter#3682"],
         broken: "the fused kernel does not wait for its copies of keys before it reads them",
         from: "wait<0>();\n        __syncthreads();  // the keys are there,",
         to: "__syncthreads();  // the keys are there,",
@@ -20,6 +21,7 @@ pub(super) const ROWS: &[Mutation] = &[
     },
     Mutation {
         name: "fused-barrier-missing",
+        issues: &["ROCm/aiter#3682"],
         broken: "warps of the fused kernel load the next keys while others still read these",
         from: "__syncthreads();  // the values are there, and nobody reads the keys",
         to: "",
@@ -78,6 +80,7 @@ pub(super) const ROWS: &[Mutation] = &[
     },
     Mutation {
         name: "absorbed-keys-not-waited-for",
+        issues: &["ROCm/aiter#3682"],
         broken: "the warps of the scores read a slot of keys before its copies have come",
         from: "barrier_wait(full + 8 * slot, parity);\n                float a[2][2][4];",
         to: "float a[2][2][4];",
@@ -86,6 +89,7 @@ pub(super) const ROWS: &[Mutation] = &[
     },
     Mutation {
         name: "absorbed-probabilities-not-waited-for",
+        issues: &["flashinfer-ai/flashinfer#5048"],
         broken: "the warps of the output read P before it is written",
         from: "barrier_wait(p_full + 8 * buffer, tile / 2 % 2);",
         to: "",
@@ -110,6 +114,7 @@ pub(super) const ROWS: &[Mutation] = &[
     },
     Mutation {
         name: "absorbed-bytes-not-announced",
+        issues: &["flashinfer-ai/flashinfer#4732", "flashinfer-ai/flashinfer#5048"],
         broken: "the barrier of a slot is told of 15 rows where 16 are copied",
         from: "if (speaks) barrier_expect(full + 8 * slot, 16 * WIDTH * 2);",
         to: "if (speaks) barrier_expect(full + 8 * slot, 15 * WIDTH * 2);",

@@ -25,6 +25,8 @@ enum Holds {
     Poison,
     /// One value.
     Constant,
+    /// An lse of −∞.
+    NoKey,
     /// What another cell of the engine's tensor holds: row, head.
     Copy(usize, usize),
     /// What another row should hold.
@@ -119,7 +121,8 @@ fn holds(scene: &Scene, cells: &Cells, (row, head): (usize, usize)) -> Option<Ho
     }
     // One number that equals another's says nothing.
     if scene.width < 2 {
-        return None;
+        let none = scene.is_lse() && t.get(row, first) == f64::NEG_INFINITY;
+        return none.then_some(Holds::NoKey);
     }
     if scene.width >= 4 && (0..scene.width).all(|j| bits(j) == bits(0)) {
         return Some(Holds::Constant);
@@ -233,6 +236,7 @@ fn words(scene: &Scene, seen: &[((usize, usize), Holds)]) -> (String, String) {
             "NaN throughout, never written or read from memory that nobody wrote",
         ),
         (Holds::Constant, "constant rows", "one value throughout"),
+        (Holds::NoKey, "rows taken to see no key", "an lse of −∞, though they see keys"),
     ];
     for (holds, name, text) in constants {
         let cells: Vec<(usize, usize)> = seen.iter().filter(|(_, h)| *h == holds).map(|(c, _)| *c).collect();
