@@ -153,7 +153,7 @@ pub fn missed(m: &Mutation, units: &[Unit]) -> Vec<String> {
                 First::Weight(w) => u.tensor == w.name(),
                 First::Tensor(s) => u.tensor == s.name(),
             };
-            if !bad.first().iter().all(|u| is(u)) {
+            if !bad.first().iter().all(is) {
                 missed.push(format!("the first wrong tensor is not {}", first.name()));
             }
             if let Some(off) = bad.first().map(|u| norm_off(u))
@@ -167,18 +167,6 @@ pub fn missed(m: &Mutation, units: &[Unit]) -> Vec<String> {
         && (named(u).starts_with(UNEXPLAINED) || !named(u).contains(cause))
     {
         missed.push(format!("the cause is not {cause:?}"));
-    }
-    if std::env::var_os("SHOW").is_some() && m.first.is_some() {
-        for u in bad.iter().take(3) {
-            eprintln!(
-                "## {} {:?}: {} {:?}: {}",
-                m.name,
-                m.cause,
-                u.title(),
-                u.verdict,
-                named(u).chars().take(300).collect::<String>()
-            );
-        }
     }
     if !missed.is_empty() {
         for u in bad.iter().take(4) {
