@@ -73,7 +73,7 @@ fn a_text_that_is_gone_is_named_with_its_kernel() {
 #[test]
 fn a_run_that_no_text_of_a_fault_had_part_in_is_refused() {
     let out = run("merge-base-2", &["--engine", "ptx"], Some("/absent"));
-    says(&out, 2, &["no kernel that holds this text of merge.cu ran", "--batch 150+1,70+1 --splits 3"]);
+    says(&out, 2, &["no kernel that holds this text of merge.cu ran", "--batch 100+1,70+1 --splits 3"]);
     let out = run("q8-1-codes-of-the-sum", &["--engine", "ptx"], Some("/absent"));
     says(&out, 2, &["dequant_wide.cu ran", "weights of type Q8_1"]);
 }

@@ -5,7 +5,7 @@ use mla_check::check::{self, Beside, EngineKind, Options};
 use mla_check::fault::Fault;
 use mla_check::fault::text::{First, GEOMETRY, Mutation, PREFIX, Shows};
 use mla_check::judge::cause::Diagnosis;
-use mla_check::judge::{Explained, Unit, Verdict, origins};
+use mla_check::judge::{Explained, Settings, Unit, Verdict, origins};
 use mla_check::model::Layer;
 use mla_reference::product::{Blocks, Rows};
 use mla_reference::{Geometry, GgmlType, Pairing, Regime, Rope, Spec, Weight, Weights};
@@ -107,7 +107,10 @@ pub fn run(engine: EngineKind, shows: &Shows, mutation: Option<&Mutation>) -> Re
     let said = |e: &dyn std::fmt::Display| e.to_string();
     let case = check::draw(layer, &options).map_err(|e| said(&e))?;
     let engine = check::engine(&options).map_err(|e| said(&e))?;
-    let judged = check::judge(layer, &case, &options, engine.as_ref(), Beside::default(), &|_| ());
+    // Why values are wrong that are so by chance, nobody can say.
+    let closer = mutation.is_none_or(|m| m.first.is_some());
+    let beside = Beside { settings: Settings { closer, ..Settings::default() }, ..Beside::default() };
+    let judged = check::judge(layer, &case, &options, engine.as_ref(), beside, &|_| ());
     Ok(judged.map_err(|e| said(&e))?.units)
 }
 
@@ -163,10 +166,16 @@ pub fn missed(m: &Mutation, units: &[Unit]) -> Vec<String> {
             }
         }
     }
-    if let (Some(cause), Some(u)) = (m.cause, bad.first())
-        && (named(u).starts_with(UNEXPLAINED) || !named(u).contains(cause))
-    {
-        missed.push(format!("the cause is not {cause:?}"));
+    if let (Some(_), Some(u)) = (m.first, bad.first()) {
+        let (name, unexplained) = (named(u), named(u).starts_with(UNEXPLAINED));
+        match m.cause {
+            Some(cause) if unexplained || !name.contains(cause) => {
+                missed.push(format!("the cause is not {cause:?}"));
+            }
+            // Nothing is the name of it: any is a wrong one.
+            None if !unexplained => missed.push("it has a name".into()),
+            _ => {}
+        }
     }
     if !missed.is_empty() {
         for u in bad.iter().take(4) {

@@ -49,7 +49,7 @@ pub struct Mutation {
     pub shows: Shows,
     /// What has to be the first that is wrong; None: values are right or wrong by chance, and detectors have to see it.
     pub first: Option<First>,
-    /// Part of the cause, or of the other contract, that has to be named; None: nothing has a name for it.
+    /// Part of the cause, or of the other contract, that has to be named; None: nothing has a name for it, and none is given.
     pub cause: Option<&'static str>,
     /// Part of what the PTX machine's detectors must say; None: they need not see it.
     pub finding: Option<&'static str>,

@@ -38,7 +38,7 @@ pub(super) const PREFILL: Shows = Shows {
     name: "prefill",
     form: Form::Fused,
     dtype: DType::Bf16,
-    batch: "0+77,40+7",
+    batch: "0+67,18+3",
     page_size: 16,
     splits: 1,
     context_chunk: None,
@@ -47,12 +47,12 @@ pub(super) const PREFILL: Shows = Shows {
 /// All keys in one tile.
 pub(super) const ONE_TILE: Shows = Shows { name: "prefill in one tile", batch: "0+40,20+30", ..PREFILL };
 /// Tiles of 64 keys with some left over, one row each.
-pub(super) const DECODE: Shows = Shows { name: "decode", batch: "150+1,70+1", ..PREFILL };
+pub(super) const DECODE: Shows = Shows { name: "decode", batch: "100+1,70+1", ..PREFILL };
 /// The same in three splits.
 pub(super) const SPLIT: Shows = Shows { name: "decode in splits", splits: 3, ..DECODE };
 /// A context in chunks.
 pub(super) const CHUNKED: Shows =
-    Shows { name: "prefill in chunks", batch: "150+5", context_chunk: Some(64), ..PREFILL };
+    Shows { name: "prefill in chunks", batch: "100+3", context_chunk: Some(64), ..PREFILL };
 /// 16 rows a block, tiles of 32 keys with some left over.
 pub(super) const LATENT: Shows = Shows { name: "absorbed decode", form: Form::Absorbed, ..DECODE };
 /// The same in three splits.
@@ -63,7 +63,7 @@ pub(super) const LATENT_EMPTY: Shows =
 /// 32 rows a block, some tokens on a context.
 pub(super) const LATENT_FEW: Shows = Shows { name: "absorbed, some tokens", batch: "40+4,70+5", ..LATENT };
 /// 64 rows a block, the last one not full.
-pub(super) const LATENT_PREFILL: Shows = Shows { name: "absorbed prefill", batch: "0+14,60+9", ..LATENT };
+pub(super) const LATENT_PREFILL: Shows = Shows { name: "absorbed prefill", batch: "0+14,30+7", ..LATENT };
 /// Without tensor cores.
 pub(super) const PREFILL_F32: Shows =
     Shows { name: "prefill in f32", dtype: DType::F32, batch: "0+30,40+3", ..PREFILL };

@@ -37,7 +37,6 @@ pub(super) const ROWS: &[Mutation] = &[
         from: "o[m][i][e] *= factor[e / 2];",
         to: "o[m][i][e] *= 1.f;",
         first: tensor(Stage::AttnOut),
-        norms: true,
         cause: Some("output not rescaled"),
         ..FUSED
     },

@@ -117,7 +117,6 @@ pub(super) const ROWS: &[Mutation] = &[
         to: "m0 + warp_m + MT * 16 <= p.m &&",
         shows: PREFILL,
         cause: Some("zero rows"),
-        norms: true,
         ..PRODUCT
     },
     Mutation {
