@@ -17,7 +17,7 @@ use crate::engine::reference::ReferenceEngine;
 use crate::engine::repeat::Repeated;
 use crate::engine::stack::{QkvA, StackReport};
 use crate::engine::{Engine, EngineError, Sink};
-use crate::fault::{Alter, Fault, FaultError, FaultyWeights};
+use crate::fault::{self, Alter, Fault, FaultError, FaultyWeights};
 use crate::judge::cause::weight::OtherLayers;
 use crate::judge::cumulative::{self, Drift, KeepAll};
 use crate::judge::memory::Memory;
@@ -417,6 +417,14 @@ pub fn draw(layer: &Layer, options: &Options) -> Result<Case, HiddenError> {
 /// # Errors
 /// Kernel files that are wrong; a device that is not there.
 pub fn engine(options: &Options) -> Result<Box<dyn Engine>, EngineError> {
+    if let Some(f) = options.fault.as_ref().filter(|f| f.edit().is_some() && !options.engine.runs_kernels()) {
+        return Err(EngineError::Input(format!(
+            "engine {} runs no kernel files\n  where: --fault {}\n  do: {}",
+            options.engine.name(),
+            f.text,
+            fault::KERNELS
+        )));
+    }
     Ok(match options.engine {
         EngineKind::Reference => Box::new(ReferenceEngine),
         EngineKind::Cpu => {
@@ -462,11 +470,15 @@ pub(crate) fn kernels<D: Device>(
     Ok(engine)
 }
 
-/// The kernel files that the options ask for.
+/// The kernel files that the options ask for, with a deliberate fault inside one where it is asked for.
 fn library(options: &Options) -> Result<Library, EngineError> {
-    match &options.kernels {
-        None => Library::built_in_for(options.dtype),
-        Some(folder) => Library::folder(folder, options.dtype),
+    let library = match &options.kernels {
+        None => Library::built_in_for(options.dtype)?,
+        Some(folder) => Library::folder(folder, options.dtype)?,
+    };
+    match options.fault.as_ref().and_then(Fault::edit) {
+        None => Ok(library),
+        Some(edit) => library.edited(&edit),
     }
 }
 
@@ -572,7 +584,8 @@ pub fn judge<'a>(
         let faulty = Layer { index: layer.index, spec, weights: &weights };
         let mut alter = Alter::new(fault, engine.seams(), &layer.spec, &case.plan, sink)?;
         engine.run(&faulty, case, &options.forms, &mut alter)?;
-        Ok(alter.finish()?)
+        alter.finish()?;
+        Ok(fault.took_part(engine)?)
     })
 }
 

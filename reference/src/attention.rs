@@ -188,14 +188,14 @@ fn weights(s: &Array2<f64>, groups: &[&[Range<usize>]], contract: &Contract, sli
             if m == f64::NEG_INFINITY && !nan {
                 continue;
             }
-            let weight = if slip.no_rescale { 1.0 } else { libm::exp(m - last) };
+            let (weight, of_sum) = slip.rescale.weights(libm::exp(m - last));
             for t in group.iter().cloned().flatten() {
                 let e = libm::exp(s[[i, t]] - m);
                 let c = cast.map_or(e, |d| d.round(e));
                 p[[i, t]] = e;
                 w[[i, t]] = weight;
                 a[[i, t]] = c * weight;
-                l[i] += weight * if contract.softmax.row_sum == RowSum::Rounded { c } else { e };
+                l[i] += of_sum * if contract.softmax.row_sum == RowSum::Rounded { c } else { e };
             }
         }
         for v in a.row_mut(i) {

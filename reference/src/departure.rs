@@ -6,6 +6,7 @@ reference that departs in the same way predicts its bits. The default departs in
 a stage down to some heads and rows, so that many hypotheses can be held against a part of a tensor cheaply.
 */
 
+use ndarray::Array2;
 use std::ops::Range;
 
 /// How many keys a row sees.
@@ -17,13 +18,52 @@ pub enum Mask {
     All,
 }
 
+/// What takes the new scale when the running maximum grows; what does not keeps the old one's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rescale {
+    /// Output and row sum.
+    #[default]
+    Both,
+    /// The output alone.
+    Output,
+    /// The row sum alone.
+    Sum,
+    /// Nothing.
+    Neither,
+}
+
+impl Rescale {
+    /// The weight of a tile in the output and in the row sum, where `right` is what both should have.
+    pub fn weights(self, right: f64) -> (f64, f64) {
+        match self {
+            Rescale::Both => (right, right),
+            Rescale::Output => (right, 1.0),
+            Rescale::Sum => (1.0, right),
+            Rescale::Neither => (1.0, 1.0),
+        }
+    }
+}
+
 /// Keys of one sequence in the order in which attention reads them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyList {
-    /// Position whose key and value are read.
+    /// Position whose key and value are read; beyond the last one: key and value are zeros.
     pub source: Vec<usize>,
     /// Position for which they are read, ascending: a row sees it or not by this one.
     pub place: Vec<usize>,
+}
+
+impl KeyList {
+    /// Keys, or values, as they are read.
+    pub fn of(&self, all: &Array2<f64>) -> Array2<f64> {
+        let mut out = Array2::zeros((self.source.len(), all.ncols()));
+        for (mut to, from) in out.rows_mut().into_iter().zip(&self.source) {
+            if *from < all.nrows() {
+                to.assign(&all.row(*from));
+            }
+        }
+        out
+    }
 }
 
 /// Part of a stage. An empty list keeps all.
@@ -55,8 +95,8 @@ pub struct Departure {
     pub gone: Vec<(usize, Vec<usize>)>,
     /// What rows see.
     pub mask: Mask,
-    /// When the running maximum grows, sums keep the old one's scale.
-    pub no_rescale: bool,
+    /// What is rescaled when the running maximum grows.
+    pub rescale: Rescale,
     /// Exponent of the weights of splits: `W_s ∝ exp(power · lse_s)`; 1 is right.
     pub merge_power: f64,
     /// Factor on the values of each head; empty: none.
@@ -71,7 +111,7 @@ impl Default for Departure {
             keys: Vec::new(),
             gone: Vec::new(),
             mask: Mask::Causal(0),
-            no_rescale: false,
+            rescale: Rescale::Both,
             merge_power: 1.0,
             value_gain: Vec::new(),
             only: Only::default(),
@@ -104,6 +144,6 @@ impl Departure {
 pub struct Slip<'a> {
     /// Keys that no row sees, ascending.
     pub gone: &'a [usize],
-    /// When the running maximum grows, sums keep the old one's scale.
-    pub no_rescale: bool,
+    /// What is rescaled when the running maximum grows.
+    pub rescale: Rescale,
 }

@@ -398,7 +398,7 @@ impl Evaluator<'_> {
         let cache = (form == Form::Absorbed).then(|| {
             let all = self.gather(seq, 0..self.spec.geometry.cache());
             match self.listed(sequence) {
-                Some(list) => all.select(Axis(0), &list.source),
+                Some(list) => list.of(&all),
                 None => all,
             }
         });
@@ -456,7 +456,7 @@ impl Evaluator<'_> {
 
     /// What an attention over a sequence does wrong.
     fn slip(&self, sequence: usize) -> Slip<'_> {
-        self.departure.map_or(Slip::default(), |d| Slip { gone: d.gone(sequence), no_rescale: d.no_rescale })
+        self.departure.map_or(Slip::default(), |d| Slip { gone: d.gone(sequence), rescale: d.rescale })
     }
 
     fn visit_attended(
@@ -525,7 +525,7 @@ impl Evaluator<'_> {
             k = self.source.block(Stage::K, rows.clone(), h * g.key()..(h + 1) * g.key());
             v = self.source.block(Stage::V, rows, h * g.value..(h + 1) * g.value);
             if let Some(list) = self.listed(read.sequence) {
-                (k, v) = (k.select(Axis(0), &list.source), v.select(Axis(0), &list.source));
+                (k, v) = (list.of(&k), list.of(&v));
             }
         }
         let gain = self.departure.and_then(|d| d.value_gain.get(h)).copied().filter(|f| *f != 1.0);

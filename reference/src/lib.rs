@@ -33,7 +33,7 @@ pub mod rows;
 pub mod stage;
 
 pub use contract::{Accumulate, Contract, LseBase, RopeAngle, RowSum, Softmax, Splits, TileOrder};
-pub use departure::{Departure, KeyList, Mask, Only};
+pub use departure::{Departure, KeyList, Mask, Only, Rescale};
 pub use evaluate::{Chunk, Evaluator, Source, Terms, Weights};
 pub use geometry::{Geometry, Pairing, Rope, Spec, Temperature};
 pub use ggml::GgmlType;

@@ -101,6 +101,9 @@ fn gather(
         }
         gathered.push(sink.finish());
     }
+    if let Some(fault) = fault {
+        fault.took_part(engine)?;
+    }
     Ok(gathered)
 }
 

@@ -11,6 +11,7 @@ use crate::contracts::ContractChoice;
 use crate::device::cuda::{self, Care, Installed};
 use crate::engine::stack::QkvA;
 use crate::engine::{EngineError, SinkError};
+use crate::fault::text::{PREFIX, all};
 use crate::fault::{Fault, NAMES};
 use crate::harness::gate;
 use crate::judge::watch::OUTPUTS;
@@ -189,7 +190,12 @@ pub struct RunArgs {
 
 fn fault_help() -> String {
     let names = NAMES.iter().map(|(name, what)| format!("\n- {name}: {what}"));
-    format!("Alter one thing on purpose: NAME[=SIZE][@TENSOR]\n\nNames:{}", names.collect::<String>())
+    let inside = all().iter().map(|m| format!("\n- {} ({}): {}", m.name, m.kernel, m.broken));
+    format!(
+        "Alter one thing on purpose: NAME[=SIZE][@TENSOR]\n\nNames:{}\n\nInside kernels ({PREFIX}NAME):{}",
+        names.collect::<String>(),
+        inside.collect::<String>()
+    )
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

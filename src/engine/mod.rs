@@ -17,7 +17,7 @@ use crate::case::Case;
 use crate::model::Layer;
 use crate::trace::{Tensor, TensorId};
 use mla_reference::product::Rows;
-use mla_reference::{Contract, Form, Sequence, Spec, WEIGHTS, Weight};
+use mla_reference::{Contract, Form, Sequence, Spec, Stage, WEIGHTS, Weight};
 use std::borrow::Cow;
 
 /// What an engine says of itself, for the report.
@@ -96,6 +96,10 @@ pub trait Sink {
     /// What the engine's device saw go wrong while it computed a tensor, before it hands the tensor over: memory that was
     /// never written, a race, a damaged guard. A fault, whatever the values are.
     fn evidence(&mut self, id: TensorId, what: &str) -> Result<(), SinkError>;
+    /// The same of a weight, before it is shown. Who does not tell weights apart has it of the first tensor that is computed.
+    fn weight_evidence(&mut self, _weight: Weight, what: &str) -> Result<(), SinkError> {
+        self.evidence(TensorId::shared(Stage::AttnIn), what)
+    }
 }
 
 /// Computes a layer.
@@ -108,6 +112,11 @@ pub trait Engine {
     }
     /// Deliberate faults that the engine itself carries out; None: it has no seams.
     fn seams(&self) -> Option<&cpu::Seams> {
+        None
+    }
+    /// Whether it ran one of these entry points (none named: any) of a kernel file, or of one that includes it; None: it
+    /// runs no kernel files.
+    fn launched(&self, _file: &str, _entries: &[&str]) -> Option<bool> {
         None
     }
     /// The same engine with so many splits of the keys in decode; None: it has only its own.

@@ -42,6 +42,10 @@ impl Engine for Repeated<'_> {
         self.engine.seams()
     }
 
+    fn launched(&self, file: &str, entries: &[&str]) -> Option<bool> {
+        self.engine.launched(file, entries)
+    }
+
     fn contract(&self) -> Contract {
         self.engine.contract()
     }
@@ -60,6 +64,7 @@ impl Engine for Repeated<'_> {
             run: 1,
             first: HashMap::new(),
             other: HashMap::new(),
+            of_weights: HashMap::new(),
             differ: HashSet::new(),
         };
         while known.run < self.times {
@@ -80,6 +85,8 @@ struct Known<'a> {
     first: HashMap<TensorId, Tensor>,
     /// What is said of tensors that had other bits once.
     other: HashMap<TensorId, String>,
+    /// What is said of weights.
+    of_weights: HashMap<Weight, String>,
     /// All that had other bits once.
     differ: HashSet<TensorId>,
 }
@@ -136,7 +143,11 @@ struct Apart<'a, 'c, 's> {
 
 impl Sink for Apart<'_, '_, '_> {
     fn weight(&mut self, weight: Weight, rows: &dyn Rows) -> Result<(), SinkError> {
-        self.sink.as_mut().map_or(Ok(()), |s| s.weight(weight, rows))
+        let Some(sink) = &mut self.sink else { return Ok(()) };
+        if let Some(said) = self.known.of_weights.remove(&weight) {
+            sink.weight_evidence(weight, &said)?;
+        }
+        sink.weight(weight, rows)
     }
 
     fn norm(&mut self, weight: Weight, values: &[f64]) -> Result<(), SinkError> {
@@ -159,6 +170,17 @@ impl Sink for Apart<'_, '_, '_> {
             None => {
                 let said = format!("run {} of {}: {what}", self.known.run, self.known.times);
                 self.known.other.entry(id).or_insert(said);
+                Ok(())
+            }
+        }
+    }
+
+    fn weight_evidence(&mut self, weight: Weight, what: &str) -> Result<(), SinkError> {
+        match &mut self.sink {
+            Some(sink) => sink.weight_evidence(weight, what),
+            None => {
+                let said = format!("run {} of {}: {what}", self.known.run, self.known.times);
+                self.known.of_weights.entry(weight).or_insert(said);
                 Ok(())
             }
         }

@@ -160,7 +160,8 @@ impl<'a> Alter<'a> {
             | Kind::ShardZero(_)
             | Kind::LostRank(_)
             | Kind::SlotsPermuted
-            | Kind::EqualChunks => Ok(()),
+            | Kind::EqualChunks
+            | Kind::Kernel(_) => Ok(()),
             _ if self.hits == 0 => nowhere(
                 format!(
                     "no {} was computed in this run, so nothing was altered",
@@ -249,6 +250,9 @@ impl Sink for Alter<'_> {
     }
     fn evidence(&mut self, id: TensorId, what: &str) -> Result<(), SinkError> {
         self.inner.evidence(id, what)
+    }
+    fn weight_evidence(&mut self, weight: Weight, what: &str) -> Result<(), SinkError> {
+        self.inner.weight_evidence(weight, what)
     }
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         if !self.fault.hits(id) {

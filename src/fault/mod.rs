@@ -2,24 +2,32 @@
 Deliberate faults: one thing altered on purpose, from outside the engine.
 
 `NAME[=SIZE][@TENSOR]`. A fault is a transform of the layer that the engine is given, of a tensor that it
-hands over (it goes on from the altered bits), or a [seam](Seams) of the CPU engine. The declared contract and scalars
+hands over (it goes on from the altered bits), a [seam](Seams) of the CPU engine, or a [text](text) of a kernel before it
+is compiled. The declared contract and scalars
 stay what they were: the judge has to find the rest. Reports of such runs say DELIBERATE FAULT.
 */
 
 mod apply;
 mod parse;
 mod stack;
+pub mod text;
 
 pub use apply::{Alter, FaultyWeights};
 pub use parse::{FaultError, NAMES};
 
+use crate::engine::Engine;
 use crate::engine::cpu::{Gain, Seams};
+use crate::engine::kernels::edit::Edit;
 use crate::trace::TensorId;
 use mla_reference::{Spec, Stage, Weight};
+use text::Mutation;
 
 /// Head that a gain of one head acts on, or the last one where there are fewer: a wrong index may still get head 0
 /// right.
 const HEAD: usize = 1;
+
+/// Where faults inside kernels can be planted.
+pub const KERNELS: &str = "pass --engine ptx (no GPU needed) or --engine cuda";
 
 /// What is altered.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,6 +68,8 @@ pub enum Kind {
     SlotsPermuted,
     /// The stack of q_a and kv_a is cut in two equal chunks: kv_a is read from its middle on, beginning anew at its end.
     EqualChunks,
+    /// A text of a kernel file is another one, before it is compiled.
+    Kernel(&'static Mutation),
 }
 
 /// A deliberate fault.
@@ -121,6 +131,37 @@ impl Fault {
     /// Whether it is a fault of the stack of q_a and kv_a, so that there must be one.
     pub fn stacks(&self) -> bool {
         matches!(self.kind, Kind::SlotsPermuted | Kind::EqualChunks)
+    }
+
+    /// What is to be done to kernel files before they are compiled.
+    pub fn edit(&self) -> Option<Edit> {
+        match self.kind {
+            Kind::Kernel(mutation) => Some(mutation.edit()),
+            _ => None,
+        }
+    }
+
+    /// Fails where a fault inside a kernel had no part in a run: a clean report under its name would be a lie.
+    pub fn took_part(&self, engine: &dyn Engine) -> Result<(), FaultError> {
+        let Kind::Kernel(m) = self.kind else { return Ok(()) };
+        let nowhere = |what: String, mend: String| Err(FaultError::Nowhere(what, self.text.clone(), mend));
+        let s = &m.shows;
+        match engine.launched(m.kernel, m.entries) {
+            Some(true) => Ok(()),
+            Some(false) => nowhere(
+                format!("no kernel that holds this text of {} ran", m.kernel),
+                match s.stored {
+                    Some(ty) => format!("choose a layer with weights of type {ty}"),
+                    None => format!(
+                        "pass --form {} --batch {} --splits {}, which make it act",
+                        s.form.name(),
+                        s.batch,
+                        s.splits
+                    ),
+                },
+            ),
+            None => nowhere("this engine runs no kernel files".into(), KERNELS.into()),
+        }
     }
 
     /// Whether it is a fault of tensor parallelism, so that there must be ranks.

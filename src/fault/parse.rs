@@ -1,5 +1,6 @@
 /*! Parsing `--fault NAME[=SIZE][@TENSOR]`, and the list of names. */
 
+use super::text::{self, PREFIX};
 use super::{Fault, Kind};
 use mla_reference::{Axis, Stage, Weight};
 
@@ -31,6 +32,10 @@ pub const NAMES: &[(&str, &str)] = &[
         "equal-chunks",
         "a stacked qkv_a cut in equal chunks: kv_a read from its middle on; implies --qkv-a stacked",
     ),
+    (
+        "kernel:NAME",
+        "a text of a kernel file altered before it is compiled, by a name below; needs --engine ptx or cuda, and NVRTC",
+    ),
 ];
 
 /// Why a fault can't be made.
@@ -39,6 +44,9 @@ pub enum FaultError {
     /// No such name.
     #[error("'{0}' is not a fault\n  where: --fault\n  do: choose one of {names}", names = names())]
     Unknown(String),
+    /// No such fault inside a kernel.
+    #[error("'{0}' is no fault inside a kernel\n  where: --fault {PREFIX}{0}\n  do: choose one of {names}", names = inside())]
+    Inside(String),
     /// The value is missing or makes no sense.
     #[error("{0}\n  where: --fault {1}\n  do: write it as {2}")]
     Value(String, String, &'static str),
@@ -51,9 +59,18 @@ fn names() -> String {
     NAMES.iter().map(|(n, _)| *n).collect::<Vec<_>>().join(", ")
 }
 
+fn inside() -> String {
+    text::all().iter().map(|m| m.name).collect::<Vec<_>>().join(", ")
+}
+
 impl Fault {
     /// Parses a fault; `seed` draws the element.
     pub fn parse(text: &str, seed: u64) -> Result<Fault, FaultError> {
+        if let Some(name) = text.strip_prefix(PREFIX) {
+            let found = text::by_name(name).ok_or_else(|| FaultError::Inside(name.to_string()))?;
+            let kind = Kind::Kernel(found);
+            return Ok(Fault { text: text.to_string(), kind, stage: None, size: 0.25, seed });
+        }
         let (head, tensor) = match text.split_once('@') {
             Some((h, t)) => (h, Some(t)),
             None => (text, None),
@@ -182,6 +199,8 @@ mod tests {
         assert_eq!(p("lost-rank=3").kind, Kind::LostRank(3));
         assert_eq!((p("slots-permuted").kind, p("slots-permuted").stacks()), (Kind::SlotsPermuted, true));
         assert_eq!((p("equal-chunks").stacks(), p("merge-base").stacks()), (true, false));
+        let first = &text::all()[0];
+        assert_eq!(p(&format!("kernel:{}", first.name)).kind, Kind::Kernel(first));
         for w in Weight::ALL {
             assert_eq!(p(&format!("{w}-element")).kind, Kind::WeightElement(*w));
         }
@@ -212,6 +231,9 @@ mod tests {
             "shard-zero@q",
             "lost-rank",
             "lost-rank=1@out",
+            "kernel:",
+            "kernel:nope",
+            "kernel:fused-no-mask@out",
         ] {
             assert!(Fault::parse(t, 0).is_err(), "{t}");
         }

@@ -62,6 +62,9 @@ impl Sink for KeepAll<'_> {
     fn evidence(&mut self, id: TensorId, what: &str) -> Result<(), SinkError> {
         self.inner.evidence(id, what)
     }
+    fn weight_evidence(&mut self, weight: Weight, what: &str) -> Result<(), SinkError> {
+        self.inner.weight_evidence(weight, what)
+    }
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         let altered = self.inner.tensor(id, tensor)?;
         if let Some(kept) = self.kept.as_mut().filter(|_| !matches!(id.stage, Stage::PartO | Stage::PartLse))

@@ -65,7 +65,7 @@ pub struct Session<'a> {
     /// Contracts found so far.
     known: Known,
     /// What the engine's device saw go wrong.
-    seen: Vec<(TensorId, String)>,
+    seen: Vec<(unit::Which, String)>,
     /// Weights of the model's other layers, where they are at hand.
     others: Option<&'a dyn OtherLayers>,
     /// What causes of tensors so far say.
@@ -316,8 +316,8 @@ impl<'a> Session<'a> {
         let convention =
             if self.settings.other_conventions_pass { Verdict::ConventionDiffers } else { Verdict::Fault };
         conclude(&mut self.units, self.settings.budget, [explained, convention]);
-        for (id, what) in std::mem::take(&mut self.seen) {
-            unit::accuse(&mut self.units, id, what);
+        for (which, what) in std::mem::take(&mut self.seen) {
+            unit::accuse(&mut self.units, which, what);
         }
         self.units.iter_mut().for_each(unit::name_chained);
         unit::mark_after_fault(&mut self.units, g, &self.case.plan);
@@ -741,7 +741,12 @@ impl Sink for Session<'_> {
     }
 
     fn evidence(&mut self, id: TensorId, what: &str) -> Result<(), SinkError> {
-        self.seen.push((id, what.to_string()));
+        self.seen.push((unit::Which::Tensor(id), what.to_string()));
+        Ok(())
+    }
+
+    fn weight_evidence(&mut self, weight: Weight, what: &str) -> Result<(), SinkError> {
+        self.seen.push((unit::Which::Weight(weight), what.to_string()));
         Ok(())
     }
 

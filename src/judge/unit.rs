@@ -403,16 +403,16 @@ pub fn name_chained(unit: &mut Unit) {
     });
 }
 
-/// What the engine's device saw go wrong with a tensor is a fault of it, whatever its values are. It is not known in which
+/// What the engine's device saw go wrong with a tensor or weight is a fault of it, whatever its values are. It is not known in which
 /// phase: the unit of the first says it.
-pub fn accuse(units: &mut Vec<Unit>, id: TensorId, what: String) {
-    match units.iter_mut().find(|u| u.which == Which::Tensor(id) && u.tensor == u.which.name()) {
+pub fn accuse(units: &mut Vec<Unit>, which: Which, what: String) {
+    match units.iter_mut().find(|u| u.which == which && u.tensor == u.which.name()) {
         Some(unit) => {
             unit.verdict = Verdict::Fault;
             unit.evidence.push(what);
         }
         None => {
-            let mut unit = Unit::without_data(Which::Tensor(id), None, Verdict::Fault, "not delivered");
+            let mut unit = Unit::without_data(which, None, Verdict::Fault, "not delivered");
             unit.evidence.push(what);
             units.push(unit);
             sort(units);

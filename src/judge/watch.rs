@@ -250,6 +250,9 @@ impl Sink for Watch<'_> {
     fn evidence(&mut self, id: TensorId, what: &str) -> Result<(), SinkError> {
         self.inner.evidence(id, what)
     }
+    fn weight_evidence(&mut self, weight: Weight, what: &str) -> Result<(), SinkError> {
+        self.inner.weight_evidence(weight, what)
+    }
     fn tensor(&mut self, id: TensorId, tensor: &mut Tensor) -> Result<bool, SinkError> {
         let altered = self.inner.tensor(id, tensor)?;
         if let Some(i) = &mut self.on {

@@ -13,7 +13,7 @@ use crate::engine::EngineError;
 use crate::nvrtc::stamp::Stamp;
 use crate::nvrtc::{Compiled, Error, Kind, Nvrtc, Options, PINNED, Target};
 use mla_numeric::DType;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 macro_rules! committed_ptx {
@@ -44,6 +44,7 @@ pub struct Code {
     library: Library,
     compilers: Vec<String>,
     loaded: HashMap<(String, Vec<(String, i64)>), Module>,
+    launched: BTreeSet<String>,
 }
 
 /// Options that a kernel file is compiled with, its dtype the first: `geometry` has the values of the scalars that it asks
@@ -85,7 +86,7 @@ pub fn committed_name(file: &File, geometry: Names, target: Target) -> String {
 impl Code {
     /// Nothing is compiled yet.
     pub fn new(library: Library) -> Code {
-        Code { library, compilers: Vec::new(), loaded: HashMap::new() }
+        Code { library, compilers: Vec::new(), loaded: HashMap::new(), launched: BTreeSet::new() }
     }
 
     /// The sources.
@@ -96,6 +97,22 @@ impl Code {
     /// What compiled the code so far, with the options that all files share.
     pub fn compilers(&self) -> &[String] {
         &self.compilers
+    }
+
+    /// Takes down that an entry point ran.
+    pub fn note(&mut self, entry: &str) {
+        if !self.launched.contains(entry) {
+            self.launched.insert(entry.to_string());
+        }
+    }
+
+    /// Whether one of these entry points (none named: any) of a file, or of one that includes it, ran.
+    pub fn launched(&self, file: &str, entries: &[&str]) -> bool {
+        let ran = |entry: &&String| entries.is_empty() || entries.contains(&entry.as_str());
+        self.launched.iter().filter(ran).any(|entry| {
+            let source = self.library.with_entry(entry).map(|(_, f)| &f.source);
+            source.is_some_and(|s| s.name == file || s.headers.iter().any(|(name, _)| name == file))
+        })
     }
 
     /// The module of a kernel file for a geometry, compiled and loaded at its first use.

@@ -59,6 +59,8 @@ pub struct File {
     pub hash: Hash,
     /// What tensors are stored in.
     pub dtype: DType,
+    /// Where it comes from, for messages.
+    pub place: String,
 }
 
 /// Kernel files by what they compute.
@@ -67,6 +69,13 @@ pub struct Library {
     folder: Option<PathBuf>,
     dtype: DType,
     files: BTreeMap<String, File>,
+    altered: bool,
+}
+
+/// Of a source's text and of all that it includes.
+pub(super) fn hash_of(source: &Source) -> Hash {
+    let texts = std::iter::once(&source.text).chain(source.headers.iter().map(|h| &h.1));
+    Hash::of(&texts.flat_map(|t| t.bytes().chain([0])).collect::<Vec<u8>>())
 }
 
 impl Library {
@@ -131,7 +140,7 @@ impl Library {
     }
 
     fn read(folder: Option<PathBuf>, dtype: DType) -> Result<Library, String> {
-        let mut library = Library { folder, dtype, files: BTreeMap::new() };
+        let mut library = Library { folder, dtype, files: BTreeMap::new(), altered: false };
         for name in kernel_names() {
             let (text, mut built_in) = library.text(name)?.ok_or_else(|| format!("{name} is missing"))?;
             let place = library.place(name);
@@ -155,16 +164,13 @@ impl Library {
                 source = source.header(include, text);
             }
             source.headers.sort();
-            let all: Vec<u8> = std::iter::once(text.as_bytes())
-                .chain(source.headers.iter().map(|h| h.1.as_bytes()))
-                .flat_map(|t| t.iter().copied().chain([0]))
-                .collect();
+            let hash = hash_of(&source);
             let stage = computed_by(name);
             // What is named after a dtype is only asked where the other can't.
             if !header.dtypes.contains(&dtype) || stage != name && library.files.contains_key(&stage) {
                 continue;
             }
-            library.files.insert(stage, File { header, source, built_in, hash: Hash::of(&all), dtype });
+            library.files.insert(stage, File { header, source, built_in, hash, dtype, place });
         }
         for stage in kernel_names().map(computed_by) {
             if !library.files.contains_key(&stage) {
@@ -209,9 +215,19 @@ impl Library {
         }
     }
 
-    /// The user's folder; nothing where there is none.
-    pub fn folder_name(&self) -> String {
-        self.folder.as_ref().map(|f| f.display().to_string()).unwrap_or_default()
+    /// Of what is not the program's own: whose folder, and whether it was altered on purpose.
+    pub fn theirs(&self) -> String {
+        let folder = self.folder.as_ref().map(|f| format!("of {}", f.display()));
+        let altered = self.altered.then(|| "altered on purpose".to_string());
+        folder.into_iter().chain(altered).collect::<Vec<_>>().join(", ")
+    }
+
+    pub(super) fn files_mut(&mut self) -> impl Iterator<Item = &mut File> {
+        self.files.values_mut()
+    }
+
+    pub(super) fn set_altered(&mut self) {
+        self.altered = true;
     }
 
     /// All files, by what they compute.

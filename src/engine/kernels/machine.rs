@@ -215,6 +215,7 @@ impl<'a, D: Device> Machine<'a, D> {
             return Ok(()); // nothing to do
         }
         let module = self.code.module(self.device, &file, &self.geometry)?;
+        self.code.note(entry);
         let launch = Launch { module, kernel: entry, grid, block, dynamic_shared, arguments };
         self.device.launch(&launch).map_err(|e| self.struck(e))
     }

@@ -7,6 +7,7 @@ they are launched and what they round ([`header`]); nothing here knows a tile si
 */
 
 pub mod code;
+pub mod edit;
 pub mod expression;
 pub mod header;
 pub mod library;
@@ -175,7 +176,7 @@ impl<D: Device> Engine for KernelEngine<D> {
         let device = match theirs.as_slice() {
             [] => device.describe(),
             some => {
-                format!("{}, with {} of {}", device.describe(), some.join(", "), code.library().folder_name())
+                format!("{}, with {} {}", device.describe(), some.join(", "), code.library().theirs())
             }
         };
         Description { name: self.name.into(), device, kernels, compilers: code.compilers().to_vec() }
@@ -184,6 +185,10 @@ impl<D: Device> Engine for KernelEngine<D> {
     fn with_splits(&self, splits: usize) -> Option<Box<dyn Engine + '_>> {
         let contract = with_splits(self.contract, splits);
         Some(Box::new(Split { engine: self, contract, splits }))
+    }
+
+    fn launched(&self, file: &str, entries: &[&str]) -> Option<bool> {
+        Some(self.inner.borrow().1.launched(file, entries))
     }
 
     fn contract(&self) -> Contract {
@@ -211,6 +216,10 @@ struct Split<'a, D: Device> {
 impl<D: Device> Engine for Split<'_, D> {
     fn describe(&self) -> Description {
         self.engine.describe()
+    }
+
+    fn launched(&self, file: &str, entries: &[&str]) -> Option<bool> {
+        self.engine.launched(file, entries)
     }
 
     fn contract(&self) -> Contract {

@@ -2,7 +2,7 @@
 Weights on the device, and as the judge is shown them: read back from there. The device decodes stored blocks itself.
 */
 
-use super::machine::{Held, Machine, broke, poison};
+use super::machine::{Held, Machine, broke, poison, spare};
 use crate::device::{Arg, Device};
 use crate::engine::stack::{self, QkvA, Slot};
 use crate::engine::{EngineError, Sink};
@@ -56,7 +56,7 @@ pub fn upload<D: Device>(
     let mut all = BTreeMap::new();
     let slots = stack::qkv_a(&layer.spec.geometry).filter(|_| qkv_a == QkvA::Stacked);
     let stack = match slots {
-        Some(slots) => Some((stacked(machine, layer, dtype, &slots)?, slots)),
+        Some(slots) => Some((stacked(machine, layer, (dtype, &slots), sink)?, slots)),
         None => None,
     };
     for w in WEIGHTS.iter().map(|r| r.weight).filter(|w| w.exists(&layer.spec.geometry)) {
@@ -83,7 +83,7 @@ pub fn upload<D: Device>(
         } else {
             let rows = layer.weights.matrix(w).ok_or_else(missing)?;
             let held = on_device(machine, rows, dtype, w.name())?;
-            let bytes = machine.read(held)?;
+            let bytes = shown(machine, held, w, sink)?;
             sink.weight(w, &ReadBack { bytes, rows: rows.rows(), cols: rows.cols(), dtype })?;
             held
         };
@@ -101,8 +101,8 @@ fn slot_of(stack: &Option<(Held, [Slot; 2])>, weight: Weight) -> Option<(Held, &
 fn stacked<D: Device>(
     machine: &mut Machine<D>,
     layer: &Layer,
-    dtype: DType,
-    slots: &[Slot],
+    (dtype, slots): (DType, &[Slot]),
+    sink: &mut dyn Sink,
 ) -> Result<Held, EngineError> {
     let mut parts = Vec::new();
     for slot in slots {
@@ -110,10 +110,34 @@ fn stacked<D: Device>(
         let rows =
             layer.weights.matrix(slot.weight).ok_or_else(|| broke(format!("the layer has no {name}")))?;
         let held = on_device(machine, rows, dtype, name)?;
-        parts.push(machine.read(held)?);
+        parts.push(shown(machine, held, slot.weight, sink)?);
         machine.free(held)?;
     }
     machine.upload(&parts.concat(), stack::QKV_A)
+}
+
+/// A weight's bytes, after what the device saw go wrong while they were made was told of the weight.
+fn shown<D: Device>(
+    machine: &mut Machine<D>,
+    held: Held,
+    weight: Weight,
+    sink: &mut dyn Sink,
+) -> Result<Vec<u8>, EngineError> {
+    for finding in machine.device.take_findings() {
+        sink.weight_evidence(weight, &finding)?;
+    }
+    let bytes = machine.read(held)?;
+    let left = machine.device.unwritten(held.buffer).map_err(broke)?.unwrap_or(0);
+    if left > spare(held.bytes) as u64 {
+        let n = left - spare(held.bytes) as u64;
+        sink.weight_evidence(
+            weight,
+            &format!("{n} of {} bytes of its memory were never written", held.bytes),
+        )?;
+        // Said once: who reads it is not at fault.
+        machine.write(held, &bytes)?;
+    }
+    Ok(bytes)
 }
 
 /// A weight's values on the device, each rounded once.

@@ -7,7 +7,7 @@ Keys and pages are pointed at by the residual ([`super::scene::Scene::keys`]); o
 use super::Hypothesis;
 use super::change::Change;
 use super::scene::Scene;
-use mla_reference::{KeyList, Mask, Phase, Source, Stage};
+use mla_reference::{KeyList, Mask, Phase, Rescale, Source, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -49,12 +49,26 @@ pub(super) fn softmax<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     if !scene.attends() {
         return Vec::new();
     }
-    let mut all = vec![Hypothesis::new(
-        "online softmax",
-        "no rescale",
-        "sums are not rescaled when the running maximum grows",
-        Change::departure(|d| d.no_rescale = true),
-    )];
+    let rescales = [
+        ("no rescale", "sums are not rescaled when the running maximum grows", Rescale::Neither),
+        (
+            "output not rescaled",
+            "the row sum is rescaled when the running maximum grows, the output is not",
+            Rescale::Sum,
+        ),
+        (
+            "row sum not rescaled",
+            "the output is rescaled when the running maximum grows, the row sum is not",
+            Rescale::Output,
+        ),
+    ];
+    // An lse sees the row sum alone.
+    let asked = rescales.into_iter().take(if scene.is_lse() { 1 } else { 3 });
+    let mut all: Vec<Hypothesis> = asked
+        .map(|(name, text, r)| {
+            Hypothesis::new("online softmax", name, text, Change::departure(|d| d.rescale = r))
+        })
+        .collect();
     let g = scene.spec().geometry;
     // Columns of an input left out, told by their place inside a head.
     let zero = |stage: Stage, width: usize, which: fn(usize, usize) -> bool| {
@@ -109,6 +123,52 @@ pub(super) fn softmax<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
             let text = format!("keys of split {s} are left out");
             gone(&format!("split {s} missing"), &text, &|_, n| splits(n).get(s).cloned().unwrap_or(0..0));
         }
+    }
+    all
+}
+
+/// The last tile is read to its end: keys of zeros behind the last one, or the last one again, as far as rows see it.
+pub(super) fn tails<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
+    if !scene.attends() {
+        return Vec::new();
+    }
+    let plan = &scene.of.case.plan;
+    let tile = scene.of.contract.softmax.tile.max(1);
+    let mut ends: Vec<(String, usize)> = Vec::new();
+    for (name, size) in [
+        ("tile".to_string(), tile),
+        ("page".to_string(), plan.page_size.max(1)),
+        ("16 keys".to_string(), 16),
+        ("8 keys".to_string(), 8),
+    ] {
+        if size > 1 && ends.iter().all(|e| e.1 != size) {
+            ends.push((name, size));
+        }
+    }
+    let filled = |zeros: bool, more: &dyn Fn(usize) -> usize| {
+        Change::departure(|d| {
+            d.keys = plan
+                .sequences
+                .iter()
+                .enumerate()
+                .map(|(i, s)| {
+                    let (n, fill) = (s.keys(), more(s.keys()));
+                    let last = n.saturating_sub(1);
+                    let with = |of: usize| (0..n).chain(std::iter::repeat_n(of, fill)).collect();
+                    (i, KeyList { source: with(if zeros { n } else { last }), place: with(last) })
+                })
+                .collect();
+        })
+    };
+    let mut all = Vec::new();
+    for (zeros, what) in [(true, "keys of zeros"), (false, "the last key again")] {
+        for (name, size) in &ends {
+            let text = format!("rows that see the last key see {what} behind it, to the end of its {name}");
+            let change = filled(zeros, &|n| n.next_multiple_of(*size) - n);
+            all.push(Hypothesis::new(FAMILY, format!("{what} to the end of the {name}"), text, change));
+        }
+        let text = format!("rows that see the last key see {what} once behind it");
+        all.push(Hypothesis::new(FAMILY, format!("{what} once"), text, filled(zeros, &|_| 1)));
     }
     all
 }

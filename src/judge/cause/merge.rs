@@ -39,6 +39,43 @@ pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     all
 }
 
+/// Parts that see no key and hand over something all the same: zeros and an lse of −∞ are what a merge can leave out.
+pub(super) fn without_keys<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
+    if !scene.attends() {
+        return Vec::new();
+    }
+    // Attention over keys is never zero throughout; where the reference is, no key is seen.
+    let neutral = if scene.is_lse() { f64::NEG_INFINITY } else { 0.0 };
+    let columns = |h: usize| h * scene.width..(h + 1) * scene.width;
+    let empty = |r: usize, h: usize| columns(h).all(|c| scene.rounded.get(r, c) == neutral);
+    let mut tensor = scene.copy_of();
+    let (mut excused, mut nan) = (0, true);
+    for &r in &scene.rows {
+        for h in (0..scene.heads).filter(|h| scene.odd[[r, *h]] > 0) {
+            if !empty(r, h) {
+                return Vec::new();
+            }
+            excused += 1;
+            for c in columns(h) {
+                nan &= scene.tensor.get(r, c).is_nan();
+                tensor.set_bits(r, c, scene.rounded.bits(r, c));
+            }
+        }
+    }
+    if excused == 0 {
+        return Vec::new();
+    }
+    let holds = match (nan, scene.is_lse()) {
+        (true, _) => "NaN: never written, or computed from a row sum of 0",
+        (false, true) => "an lse, so that a merge takes them for attention",
+        (false, false) => "values",
+    };
+    let belongs = if scene.is_lse() { "−∞" } else { "zeros" };
+    let text = format!("{excused} cells (row and head) that see no key hold {holds}; {belongs} belong there");
+    let change = Change { tensors: vec![(scene.id, tensor)], counted: Some(0.0), ..Change::default() };
+    vec![Hypothesis::new(FAMILY, "rows without a key", text, change)]
+}
+
 /// An lse in another base than declared.
 fn bases<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     if !scene.is_lse() {

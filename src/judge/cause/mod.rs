@@ -23,6 +23,7 @@ mod rope;
 mod rows;
 mod scale;
 mod scene;
+mod tail;
 pub mod weight;
 
 use super::compare::Isolated;
@@ -153,9 +154,12 @@ const FAMILIES: &[Family] = &[
     norm::all,
     keys::masks,
     keys::softmax,
+    keys::tails,
     merge::all,
+    merge::without_keys,
     order::all,
     input::all,
+    tail::all,
     keys::lists,
 ];
 const LATE: &[Family] = &[scale::fitted, fit::gains, norm::fitted, rows::all];

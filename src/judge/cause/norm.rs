@@ -37,6 +37,16 @@ pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
             Hypothesis::new(FAMILY, format!("eps = {e:.0e}"), text, with_eps(scene, *e)).sized(*e, 0.0)
         })
         .collect();
+    // eps belongs to the mean of the squares: what is added to their sum counts for a share of it.
+    let width = scene.width as f64;
+    for (name, text, times) in [
+        ("eps / width", "eps of the norm is added to the sum of the squares, not to their mean", 1.0 / width),
+        ("eps × width", "eps of the norm is multiplied by the width", width),
+    ] {
+        let text = format!("{text}: it counts as {:.3e}, not {eps:.4e}", eps * times);
+        let h = Hypothesis::new(FAMILY, name, text, with_eps(scene, eps * times));
+        all.push(h.sized(eps * times, 0.0));
+    }
     let Some(gamma) = scene.of.weights.norm(weight) else { return all };
     let norm = |f: &dyn Fn(f64) -> f64| Change {
         norm: Some((weight, gamma.iter().map(|v| f(*v)).collect())),

@@ -52,11 +52,17 @@ pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     columns(scene, &own, &reference).into_iter().collect()
 }
 
-/// Rows that are looked at, of engine and reference, as stored.
-fn pictures(scene: &Scene) -> (Array2<f64>, Array2<f64>) {
-    let step = scene.rows.len().div_ceil(ROWS).max(1);
+/// Rows that are looked at: some of those that are wrong, since slots that nobody owns say nothing.
+fn rows(scene: &Scene) -> Vec<usize> {
+    let wrong: Vec<usize> = scene.rows.iter().copied().filter(|r| scene.odd_row(*r) > 0).collect();
+    let step = wrong.len().div_ceil(ROWS).max(1);
     // The last rows see most.
-    let rows: Vec<usize> = scene.rows.iter().rev().copied().step_by(step).collect();
+    wrong.into_iter().rev().step_by(step).collect()
+}
+
+/// These rows of engine and reference, as stored.
+fn pictures(scene: &Scene) -> (Array2<f64>, Array2<f64>) {
+    let rows = rows(scene);
     (picture(scene.tensor, &rows), picture(&scene.rounded, &rows))
 }
 
@@ -145,7 +151,8 @@ fn restored(scene: &Scene, columns: &[usize]) -> Option<Tensor> {
         return None;
     }
     let mut out = t.clone();
-    for &r in &scene.rows {
+    // Rows that are right as they stand were written by somebody else, as a cache's context.
+    for &r in scene.rows.iter().filter(|r| scene.odd_row(**r) > 0) {
         if copies.iter().any(|(a, b)| t.bits(r, *a) != t.bits(r, *b)) {
             return None;
         }
@@ -156,10 +163,13 @@ fn restored(scene: &Scene, columns: &[usize]) -> Option<Tensor> {
     Some(out)
 }
 
-/// Share of the phase's elements that are not the rounded reference.
+/// Share of the phase's elements that are not the rounded reference. Slots that nobody owns are NaN in both.
 fn share(scene: &Scene, tensor: &Tensor) -> f64 {
-    let bad =
-        |r: &usize| (0..tensor.cols).filter(|c| tensor.bits(*r, *c) != scene.rounded.bits(*r, *c)).count();
+    let same = |r: usize, c: usize| {
+        tensor.bits(r, c) == scene.rounded.bits(r, c)
+            || tensor.get(r, c).is_nan() && scene.rounded.get(r, c).is_nan()
+    };
+    let bad = |r: &usize| (0..tensor.cols).filter(|c| !same(*r, *c)).count();
     let all = (scene.rows.len() * tensor.cols).max(1);
     scene.rows.iter().map(bad).sum::<usize>() as f64 / all as f64
 }
@@ -249,8 +259,7 @@ fn reference_of(scene: &Scene, id: TensorId) -> Tensor {
 /// neighbours' order.
 fn columns<'a>(scene: &Scene<'a>, own: &Array2<f64>, reference: &Array2<f64>) -> Option<Hypothesis<'a>> {
     let cols = own.ncols();
-    let step = scene.rows.len().div_ceil(ROWS).max(1);
-    let rows: Vec<usize> = scene.rows.iter().rev().copied().step_by(step).collect();
+    let rows = rows(scene);
     let other = sister(scene).map(|id| (id, reference_of(scene, id)));
     let mut all = reference.clone();
     if let Some((_, t)) = &other {

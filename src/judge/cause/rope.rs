@@ -127,6 +127,9 @@ fn positions<'a>(scene: &Scene<'a>, what: &str, add: &mut dyn FnMut(String, Stri
     };
     let within = names.iter().map(|n| n.index as u64).collect();
     other("without context", "count the new tokens alone: the context is left out", within);
+    let before = std::iter::once(plan.positions.first()).chain(plan.positions.iter().map(Some));
+    let before = before.flatten().copied().take(plan.tokens()).collect();
+    other("of the row before", "are those of the row before it in the batch", before);
     other(
         "over the batch",
         "count over the whole batch, not by request",

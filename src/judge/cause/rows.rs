@@ -25,6 +25,8 @@ enum Holds {
     Poison,
     /// One value.
     Constant,
+    /// An lse of −∞.
+    NoKey,
     /// What another cell of the engine's tensor holds: row, head.
     Copy(usize, usize),
     /// What another row should hold.
@@ -40,7 +42,7 @@ pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
         .flat_map(|r| (0..scene.heads).map(move |h| (*r, h)))
         .filter(|(r, h)| scene.odd[[*r, *h]] > 0)
         .collect();
-    if wrong.is_empty() || scene.width < 2 {
+    if wrong.is_empty() {
         return all;
     }
     let cells = cells(scene);
@@ -117,6 +119,11 @@ fn holds(scene: &Scene, cells: &Cells, (row, head): (usize, usize)) -> Option<Ho
     if (0..scene.width).all(|j| t.get(row, first + j).is_nan()) {
         return Some(Holds::Poison);
     }
+    // One number that equals another's says nothing.
+    if scene.width < 2 {
+        let none = scene.is_lse() && t.get(row, first) == f64::NEG_INFINITY;
+        return none.then_some(Holds::NoKey);
+    }
     if scene.width >= 4 && (0..scene.width).all(|j| bits(j) == bits(0)) {
         return Some(Holds::Constant);
     }
@@ -178,21 +185,28 @@ fn moved(scene: &Scene, seen: &[((usize, usize), Holds)]) -> Option<Tensor> {
     Some(out)
 }
 
-/// The whole tensor is another one that was recorded, bit for bit.
+/// All that is wrong is what another tensor that was recorded holds there, bit for bit.
 fn buffer<'a>(scene: &Scene<'a>) -> Option<Hypothesis<'a>> {
     let t = scene.tensor;
     let plan = &scene.of.case.plan;
-    let wrong: Vec<usize> = scene.rows.iter().copied().filter(|r| scene.odd_row(*r) > 0).collect();
+    let heads = |r: &usize| (0..scene.heads).map(|h| (*r, h)).collect::<Vec<_>>();
+    let wrong: Vec<(usize, usize)> =
+        scene.rows.iter().flat_map(heads).filter(|(r, h)| scene.odd[[*r, *h]] > 0).collect();
     for &stage in Stage::ALL {
         if stage == scene.id.stage || plan.rows(stage, scene.id.form) != t.rows {
             continue;
         }
         let Some(block) = super::input::recorded(scene, stage, t.cols) else { continue };
-        let same = |r: &usize| (0..t.cols).all(|c| t.get(*r, c).to_bits() == block[[*r, c]].to_bits());
+        let columns = |h: usize| h * scene.width..(h + 1) * scene.width;
+        let same = |(r, h): &(usize, usize)| {
+            scene.width > 1 && columns(*h).all(|c| t.get(*r, c).to_bits() == block[[*r, c]].to_bits())
+        };
         if !wrong.is_empty() && wrong.iter().all(same) {
             let mut tensor = scene.copy_of();
-            wrong.iter().for_each(|r| (0..scene.heads).for_each(|h| excuse(scene, &mut tensor, *r, h)));
-            let text = format!("it holds the recorded {stage}, bit for bit");
+            wrong.iter().for_each(|(r, h)| excuse(scene, &mut tensor, *r, *h));
+            let names = plan.names(scene.id.stage, scene.id.form);
+            let which = cells_words(scene, &names, &wrong);
+            let text = format!("{which}: the recorded {stage}, bit for bit");
             let change =
                 Change { tensors: vec![(scene.id, tensor)], counted: Some(0.0), ..Change::default() };
             return Some(Hypothesis::new("buffer", format!("holds {stage}"), text, change));
@@ -222,6 +236,7 @@ fn words(scene: &Scene, seen: &[((usize, usize), Holds)]) -> (String, String) {
             "NaN throughout, never written or read from memory that nobody wrote",
         ),
         (Holds::Constant, "constant rows", "one value throughout"),
+        (Holds::NoKey, "rows taken to see no key", "an lse of −∞, though they see keys"),
     ];
     for (holds, name, text) in constants {
         let cells: Vec<(usize, usize)> = seen.iter().filter(|(_, h)| *h == holds).map(|(c, _)| *c).collect();

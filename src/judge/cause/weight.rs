@@ -3,7 +3,7 @@ A weight that is not the file's: which other one it is.
 
 Weights are copies, so a hypothesis predicts every bit and is accepted only if all of them agree: rows or columns in another
 order, of heads or of ranks' shards (`order`), rows of another slot of the stack (`slots`), kv_b put together wrongly
-(`kv_b`), the same bytes read with the other shape, another layer's weight, one quantised a second time, rows of zeros.
+(`kv_b`), the same bytes read with the other shape, another layer's weight, one quantised a second time, rows of zeros, values that nobody wrote, a power of two.
 */
 
 mod kv_b;
@@ -119,7 +119,8 @@ pub fn search(
     for guess in order::of_rows(&pair, about) {
         take(guess, &mut accepted);
     }
-    for guess in order::of_columns(&pair, about).into_iter().chain(zeros(&pair, about)) {
+    let unwritten = zeros(&pair, about).into_iter().chain(unwritten(&pair));
+    for guess in order::of_columns(&pair, about).into_iter().chain(unwritten) {
         take(guess, &mut accepted);
     }
     for guess in kv_b::guesses(&pair, about).into_iter().chain(transposed(&pair, g)).chain(values(&pair)) {
@@ -187,6 +188,33 @@ fn zeros<'p>(pair: &Pair<'p>, about: &About) -> Option<Guess<'p>> {
     Some(Guess { name: format!("rows of {} zero", pair.weight), text, row })
 }
 
+/// Values that are NaN, all others the file's.
+fn unwritten<'p>(pair: &Pair<'p>) -> Option<Guess<'p>> {
+    let (file, engine) = (pair.file, pair.engine);
+    let cols = engine.cols();
+    let (mut own, mut count, mut first) = (vec![0.0; cols], 0, None);
+    for r in pair.wrong() {
+        engine.decode(r, 0, &mut own);
+        for c in (0..cols).filter(|c| own[*c].is_nan()) {
+            first.get_or_insert((r, c));
+            count += 1;
+        }
+    }
+    let (r, c) = first?;
+    let name = format!("values of {} unwritten", pair.weight);
+    let text = format!(
+        "{count} values of {} are NaN, the first at row {r}, column {c}: never written, or read from memory that nobody wrote",
+        pair.weight
+    );
+    let row: Predict<'p> = Box::new(move |r, out| {
+        let mut own = vec![0.0; cols];
+        engine.decode(r, 0, &mut own);
+        file.decode(r, 0, out);
+        out.iter_mut().zip(own).filter(|(_, o)| o.is_nan()).for_each(|(to, o)| *to = o);
+    });
+    Some(Guess { name, text, row })
+}
+
 /// The same bytes read with the other shape, whole or head by head.
 fn transposed<'p>(pair: &Pair<'p>, g: &Geometry) -> Vec<Guess<'p>> {
     let (rows, cols) = (pair.file.rows(), pair.file.cols());
@@ -237,6 +265,16 @@ fn values<'p>(pair: &Pair<'p>) -> Vec<Guess<'p>> {
         guess("quantised again", "was quantised a second time, to q8_0", q8_0),
         guess("negated", "has the other sign", |out| out.iter_mut().for_each(|v| *v = -*v)),
     ];
+    // Scales of which a power of two was forgotten or counted twice.
+    for e in [1, -1, 2, -2, 3, -3, 4, -4] {
+        let factor = f64::powi(2.0, e);
+        let row: Predict<'p> = Box::new(move |r, out| {
+            file.decode(r, 0, out);
+            out.iter_mut().for_each(|v| *v *= factor);
+        });
+        let text = format!("{weight} is {factor} times what the file says");
+        all.push(Guess { name: format!("{weight} × {factor}"), text, row });
+    }
     if weight.is_norm() {
         all.push(guess("plus one", "has one added", |out| out.iter_mut().for_each(|v| *v += 1.0)));
         all.push(guess("minus one", "has one taken off", |out| out.iter_mut().for_each(|v| *v -= 1.0)));

@@ -2,7 +2,7 @@
 The paged cache: written by slot, read through page tables, decompressed to keys and values.
 */
 
-use super::super::machine::{Held, PASSES, broke, poison};
+use super::super::machine::{Held, PASSES, broke, poison, spare};
 use super::simple::Product;
 use super::{Run, Shared};
 use crate::device::{Arg, Device};
@@ -71,7 +71,7 @@ impl<D: Device> Run<'_, '_, D> {
                 (g.rope as i32).into(),
             ];
             self.machine.launch("cache_write", &[("rows", writes.len())], &arguments)?;
-            self.watch(sink, id)?;
+            self.watch(sink, id, &[])?;
             let known = self.machine.device.poisons();
             let bytes = if known {
                 self.machine.read_from(pool, first * row_bytes)?
@@ -79,12 +79,24 @@ impl<D: Device> Run<'_, '_, D> {
                 // What nobody owns nobody wrote.
                 self.machine.read_rows(pool, (first, row_bytes, dtype), &owned)?
             };
+            let left = self.machine.device.unwritten(pool.buffer).map_err(broke)?;
+            let nobodys = pool.bytes + spare(pool.bytes) - row_bytes * owned.iter().filter(|o| **o).count();
+            if let Some(n) = left.and_then(|n| n.checked_sub(nobodys as u64)).filter(|n| *n > 0) {
+                sink.evidence(id, &format!("{n} bytes of the slots of requests were never written"))?;
+            }
             let poisoned = poison(pass, dtype).bytes();
             let stray = (0..tensor.rows)
                 .filter(|r| known && !owned[*r])
                 .find(|r| bytes[r * row_bytes..][..row_bytes].chunks(poisoned.len()).any(|c| c != poisoned));
             if let Some(slot) = stray {
                 sink.evidence(id, &format!("slot {slot} was written, which no request owns"))?;
+            }
+            // What every slot holds from here on was said of the cache: who reads it is not at fault.
+            let tracked = self.machine.device.tracks();
+            for slot in (0..tensor.rows).filter(|r| tracked && owned[*r]) {
+                let at = ((first + slot) * row_bytes) as u64;
+                let line = &bytes[slot * row_bytes..][..row_bytes];
+                self.machine.device.write(pool.buffer, at, line).map_err(broke)?;
             }
             if pass == 0 {
                 tensor.bytes = bytes;

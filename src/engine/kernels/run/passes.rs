@@ -12,6 +12,9 @@ use std::ops::Range;
 /// Guards that are told of at a time: buffers of a run, twice.
 const MOST_GUARDS: usize = 64;
 
+/// Findings of a kernel that left bytes of an output unwritten.
+const UNWRITTEN: &str = "output-unwritten";
+
 /// Memory that launches write.
 pub(super) struct Output {
     /// Of this shape.
@@ -67,7 +70,8 @@ impl<D: Device> Run<'_, '_, D> {
                 self.machine.device.poison(held.buffer, fill).map_err(broke)?;
             }
             launches(self, pass, &buffers)?;
-            self.watch(sink, first)?;
+            let names: Vec<_> = out.iter().filter_map(|(o, _)| Some((o.name, o.first()?))).collect();
+            self.watch(sink, first, &names)?;
             for (Output { tensor, slots, .. }, held) in &mut out {
                 let bytes = self.machine.read(*held)?;
                 if pass == 0 {
@@ -80,6 +84,8 @@ impl<D: Device> Run<'_, '_, D> {
                             where_unwritten(tensor, slots).unwrap_or(first),
                             &format!("{n} of {} bytes of its memory were never written", held.bytes),
                         )?;
+                        // Said once: who reads it is not at fault.
+                        self.machine.write(*held, &tensor.bytes)?;
                     }
                     continue;
                 }
@@ -99,8 +105,14 @@ impl<D: Device> Run<'_, '_, D> {
         Ok(out.into_iter().map(|(output, held)| (output.tensor, held)).collect())
     }
 
-    /// Waits, and tells what the device saw and what was written outside of buffers.
-    pub(super) fn watch(&mut self, sink: &mut dyn Sink, id: TensorId) -> Result<(), EngineError> {
+    /// Waits, and tells what the device saw and what was written outside of buffers: of the tensor `id`, but where a finding
+    /// says that one of the `outputs` was not written.
+    pub(super) fn watch(
+        &mut self,
+        sink: &mut dyn Sink,
+        id: TensorId,
+        outputs: &[(&str, TensorId)],
+    ) -> Result<(), EngineError> {
         let mut left = MOST_GUARDS;
         while let Err(e) = self.machine.device.check_guards() {
             if !matches!(e.problem(), Problem::Guard { .. }) || left == 0 {
@@ -111,7 +123,9 @@ impl<D: Device> Run<'_, '_, D> {
             sink.evidence(id, &what)?;
         }
         for finding in self.machine.device.take_findings() {
-            sink.evidence(id, &finding)?;
+            let named = |(name, _): &&(&str, TensorId)| finding.contains(&format!("({name} + "));
+            let unwritten = outputs.iter().find(named).filter(|_| finding.contains(UNWRITTEN));
+            sink.evidence(unwritten.map_or(id, |o| o.1), &finding)?;
         }
         Ok(())
     }
