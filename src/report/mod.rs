@@ -6,6 +6,7 @@ The report: one serde struct, and its renderers.
 */
 
 mod blocks;
+pub mod faults;
 pub mod finding;
 pub mod github;
 pub mod invariance;
