@@ -864,8 +864,8 @@ fn slips_of_attention_are_what_they_say() {
     // Scores, and Σ w v / Σ w by plain loops.
     let s = |i: usize, t: usize| 0.7 * (0..8).map(|j| q[[i, j]] * k[[t, j]]).sum::<f64>();
     let mean = |w: &[f64], j: usize| (0..20).map(|t| w[t] * v[[t, j]]).sum::<f64>() / w.iter().sum::<f64>();
-    let gone = attend_as(&head, 0..20, &contract, Slip { gone: &[3, 17], no_rescale: false });
-    let stuck = attend_as(&head, 0..20, &contract, Slip { gone: &[], no_rescale: true });
+    let gone = attend_as(&head, 0..20, &contract, Slip { gone: &[3, 17], ..Slip::default() });
+    let stuck = attend_as(&head, 0..20, &contract, Slip { no_rescale: true, ..Slip::default() });
     for i in 0..2 {
         let sees = |t: usize| t < 19 + i;
         let without: Vec<f64> =

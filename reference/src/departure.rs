@@ -57,6 +57,10 @@ pub struct Departure {
     pub mask: Mask,
     /// When the running maximum grows, sums keep the old one's scale.
     pub no_rescale: bool,
+    /// When the running maximum grows in a row's last tile, sums keep the old one's scale.
+    pub no_last_rescale: bool,
+    /// Column of a cache row from which values are read; 0 is right.
+    pub value_from: usize,
     /// Exponent of the weights of splits: `W_s ∝ exp(power · lse_s)`; 1 is right.
     pub merge_power: f64,
     /// Factor on the values of each head; empty: none.
@@ -72,6 +76,8 @@ impl Default for Departure {
             gone: Vec::new(),
             mask: Mask::Causal(0),
             no_rescale: false,
+            no_last_rescale: false,
+            value_from: 0,
             merge_power: 1.0,
             value_gain: Vec::new(),
             only: Only::default(),
@@ -106,4 +112,6 @@ pub struct Slip<'a> {
     pub gone: &'a [usize],
     /// When the running maximum grows, sums keep the old one's scale.
     pub no_rescale: bool,
+    /// The same in a row's last tile alone.
+    pub no_last_rescale: bool,
 }

@@ -94,6 +94,8 @@ pub struct Tried {
     pub out_measures: Option<Said>,
     /// What is known to be missed, and why.
     pub known: Option<&'static str>,
+    /// Wall time, beside others that ran.
+    pub seconds: f64,
 }
 
 impl Tried {
@@ -203,9 +205,10 @@ pub fn run(plan: &Plan, engines: &Engines, progress: &(dyn Fn(&str) + Sync)) -> 
         .rows
         .par_iter()
         .map(|row| {
+            let began = std::time::Instant::now();
             let tried = one(plan, &subject, row, twin(&row.setup));
             progress(row.name);
-            tried
+            Tried { seconds: began.elapsed().as_secs_f64(), ..tried }
         })
         .collect();
     let false_alarms: Vec<Alarm> = setups
@@ -302,6 +305,7 @@ fn one(plan: &Plan, subject: &Subject, row: &Row, twin: Option<&Ran>) -> Tried {
         first_measures: None,
         out_measures: None,
         known: row.known,
+        seconds: 0.0,
     };
     if let Some(why) = unfit(row, plan.base.engine) {
         (tried.outcome, tried.why) = (Outcome::NotApplicable, Some(why));

@@ -107,11 +107,8 @@ impl Kernel {
             o: vec![[0.0; LANES]; width.div_ceil(LANES) * rows],
         };
         let most = queries.visible.iter().copied().max().unwrap_or(0);
-        let some: Vec<&Range<usize>> = tiles.iter().filter(|t| !t.is_empty() && t.start < most).collect();
-        for (i, tile) in some.iter().enumerate() {
-            let last = i + 1 == some.len();
-            let rescales = !(self.seams.no_rescale || last && self.seams.no_last_rescale);
-            self.step(queries, &keys.tile((*tile).clone()), &mut state, rescales);
+        for tile in tiles.iter().filter(|t| !t.is_empty() && t.start < most) {
+            self.step(queries, &keys.tile(tile.clone()), &mut state);
         }
         let State { m, mc, l, o } = state;
         let (mut out, mut empty) = (vec![0.0; rows * width], Vec::new());
@@ -132,7 +129,7 @@ impl Kernel {
         Attended { o: out, lse }
     }
 
-    fn step(&self, queries: &Queries, tile: &Tile, state: &mut State, rescales: bool) {
+    fn step(&self, queries: &Queries, tile: &Tile, state: &mut State) {
         let (rows, n) = (queries.visible.len(), tile.keys.len());
         let width = queries.q.len() / rows.max(1);
         // Scores: [panel of keys][row][lane].
@@ -155,7 +152,8 @@ impl Kernel {
                 continue;
             }
             let mc = if m == f32::NEG_INFINITY { 0.0 } else { m * self.c };
-            if state.m[i] != f32::NEG_INFINITY && rescales {
+            let last = self.seams.no_last_rescale && queries.visible[i] <= tile.keys.end;
+            if state.m[i] != f32::NEG_INFINITY && !self.seams.no_rescale && !last {
                 a[i] = libm::exp2f(state.mc[i] - mc);
             }
             (state.m[i], state.mc[i]) = (m, mc);

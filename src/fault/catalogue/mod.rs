@@ -92,7 +92,7 @@ pub struct Setup {
 
 /// Prefill with and without a context, decode in splits whose last tile is partial, and one-token prompts.
 pub const BASE: Setup = Setup {
-    batch: "0+20,40+7,200+1,97+1,0+1",
+    batch: "0+12,70+5,140+1,41+1,0+1",
     splits: 2,
     page: 16,
     tp: 1,
@@ -109,12 +109,11 @@ const RANKS: Setup = Setup { tp: 2, ..BASE };
 const STACKED: Setup = Setup { stacked: true, ..BASE };
 
 /// Contexts of unequal length in chunks: the shorter ones have no key in the last.
-const CHUNKED: Setup =
-    Setup { batch: "0+20,100+9,40+7,130+1", chunk: Some(48), forms: &[Form::Fused], ..BASE };
+const CHUNKED: Setup = Setup { batch: "0+9,100+5,40+4,70+1", chunk: Some(48), forms: &[Form::Fused], ..BASE };
 /// Requests that have fewer keys than there are splits.
-const SHORT: Setup = Setup { batch: "0+20,200+1,1+1,0+1,40+1", splits: 4, ..BASE };
+const SHORT: Setup = Setup { batch: "0+9,140+1,1+1,0+1,40+1", splits: 4, ..BASE };
 /// A few query rows on a context, as speculative decoding verifies them.
-const VERIFY: Setup = Setup { batch: "150+4,97+3,61+2", forms: &[Form::Absorbed], ..BASE };
+const VERIFY: Setup = Setup { batch: "90+4,61+3,20+2", forms: &[Form::Absorbed], ..BASE };
 
 /// One fault.
 #[derive(Clone, Copy, Debug)]

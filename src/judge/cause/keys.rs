@@ -55,7 +55,18 @@ pub(super) fn softmax<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
         "sums are not rescaled when the running maximum grows",
         Change::departure(|d| d.no_rescale = true),
     )];
+    all.push(Hypothesis::new(
+        "online softmax",
+        "no rescale at the last tile",
+        "sums are not rescaled when the running maximum grows in a row's last tile",
+        Change::departure(|d| d.no_last_rescale = true),
+    ));
     let g = scene.spec().geometry;
+    if scene.absorbed() && !scene.is_lse() && g.rope > 0 {
+        let text = format!("values are read from column {} of cache rows on, as if rope came first", g.rope);
+        let change = Change::departure(|d| d.value_from = g.rope);
+        all.push(Hypothesis::new("values", format!("values from column {}", g.rope), text, change));
+    }
     // Columns of an input left out, told by their place inside a head.
     let zero = |stage: Stage, width: usize, which: fn(usize, usize) -> bool| {
         Change::source(stage, move |source: &dyn Source, rows: Range<usize>, cols: Range<usize>| {

@@ -16,6 +16,7 @@ pub mod change;
 mod fit;
 mod input;
 mod keys;
+mod layout;
 mod merge;
 mod norm;
 mod order;
@@ -155,10 +156,11 @@ const FAMILIES: &[Family] = &[
     keys::softmax,
     merge::all,
     order::all,
+    layout::moved,
     input::all,
     keys::lists,
 ];
-const LATE: &[Family] = &[scale::fitted, fit::gains, norm::fitted, rows::all];
+const LATE: &[Family] = &[scale::fitted, fit::gains, norm::fitted, rows::all, layout::lost];
 
 /// Of a few elements of many nothing else is asked: whatever acts on a stage as a whole shows in more of them.
 const FEW: &[Family] = &[fit::gains, rows::all];
