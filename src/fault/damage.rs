@@ -27,8 +27,8 @@ pub enum Damage {
     HeadsFirst,
     /// The last so many columns of each head are zero.
     ZeroColumns(usize),
-    /// Each row begins so many elements later than it should, as with a stride that is too long.
-    Stride(usize),
+    /// Each row begins so many elements later than it should (or earlier), as with a stride that is too long.
+    Stride(isize),
     /// Heads padded with zeros to the key's width, and cut to the value's without them being taken out.
     Padded,
     /// The parts of a cache row exchanged: rope first.
@@ -137,10 +137,11 @@ impl Damage {
                 }
             }
             Damage::Stride(n) => {
-                let (row, by) = (t.cols * t.dtype.bytes(), n * t.dtype.bytes());
-                for (r, to) in t.bytes.chunks_exact_mut(row.max(1)).enumerate() {
+                let row = (t.cols * t.dtype.bytes()).max(1);
+                let stride = t.cols.saturating_add_signed(n) * t.dtype.bytes();
+                for (r, to) in t.bytes.chunks_exact_mut(row).enumerate() {
                     for (i, b) in to.iter_mut().enumerate() {
-                        *b = old.bytes.get(r * (row + by) + i).copied().unwrap_or(0);
+                        *b = old.bytes.get(r * stride + i).copied().unwrap_or(0);
                     }
                 }
             }
@@ -300,6 +301,7 @@ mod tests {
             (Damage::HeadsFirst, [1.0, 2.0, 5.0, 6.0, 3.0, 4.0, 7.0, 8.0]),
             (Damage::ZeroColumns(1), [1.0, 0.0, 3.0, 0.0, 5.0, 0.0, 7.0, 0.0]),
             (Damage::Stride(1), [1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 0.0]),
+            (Damage::Stride(-1), [1.0, 2.0, 3.0, 4.0, 4.0, 5.0, 6.0, 7.0]),
             // Heads three wide: 1 2 0 | 3 4 0, of which four columns are taken.
             (Damage::Padded, [1.0, 2.0, 0.0, 3.0, 5.0, 6.0, 0.0, 7.0]),
             (Damage::Bits(2), [1.0, 2.0, 3.0, 4.0, 4.0, 6.0, 8.0, 8.0]),

@@ -24,6 +24,9 @@ impl Value<'_> {
     fn index(self) -> Option<usize> {
         self.0?.parse::<u32>().ok().map(|n| n as usize)
     }
+    fn whole(self) -> Option<isize> {
+        self.number().filter(|n| n.fract() == 0.0 && n.abs() < 1e6).map(|n| n as isize)
+    }
     fn two(self) -> Option<(usize, usize)> {
         let (a, b) = self.0?.split_once(',')?;
         Some((Value(Some(a)).index()?, Value(Some(b)).index()?))
@@ -174,8 +177,8 @@ pub(super) static WORDS: &[Word] = &[
     ),
     word(
         "stride=N[@TENSOR]",
-        "rows of TENSOR read with a stride N elements too long",
-        Make::Tensor(Stage::AttnOut, |v| v.index().map(Damage::Stride)),
+        "rows of TENSOR read with a stride N elements too long (or short)",
+        Make::Tensor(Stage::AttnOut, |v| v.whole().map(Damage::Stride)),
     ),
     word(
         "padded[@TENSOR]",
@@ -262,10 +265,7 @@ pub(super) static WORDS: &[Word] = &[
     word(
         "mask=N",
         "each row sees N keys more than the causal mask allows (or fewer)",
-        Make::Inside(|v| {
-            let n = v.number().filter(|n| n.fract() == 0.0 && n.abs() < 1e6)?;
-            Some(seam(|s| s.sight = Some(Sight::Off(n as i64))))
-        }),
+        Make::Inside(|v| v.whole().map(|n| seam(|s| s.sight = Some(Sight::Off(n as i64))))),
     ),
     word(
         "no-mask",

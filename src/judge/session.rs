@@ -8,6 +8,7 @@ captured, only that is asked for, and inputs that it lacks are computed from wha
 
 use super::ask::{Ask, Asked, Standing};
 use super::cause;
+use super::cause::settle::settle;
 use super::cause::weight::OtherLayers;
 use super::chain::Chain;
 use super::closer::{Closer, Unknown};
@@ -319,6 +320,7 @@ impl<'a> Session<'a> {
         unit::mark_after_fault(&mut self.units, g, &self.case.plan);
         let origin = |u: &Unit| unit::origins(std::slice::from_ref(u)).next().is_some();
         self.units.iter_mut().filter(|u| !origin(u)).for_each(|u| u.residual = Vec::new());
+        settle(&mut self.units);
         (self.units, self.odd)
     }
 

@@ -1,9 +1,20 @@
 /*! Faults of attention itself: masks, tiles, splits and their merge, heads, precision. */
 
 use super::elementwise::FACTORS;
-use super::{ABSORBED, BASE, CHUNKED, FUSED, RANKS, Row, SHORT, VERIFY, row};
+use super::{ABSORBED, CHUNKED, FUSED, RANKS, Row, SHORT, TILES, VERIFY};
 use mla_numeric::DType;
 use mla_reference::Regime;
+
+/// A fault of the fused form's attention, where nothing else is said.
+const fn row(
+    name: (&'static str, &'static str),
+    fault: &'static str,
+    what: &'static str,
+    first: &'static [&'static str],
+    cause: &'static [&'static str],
+) -> Row {
+    super::row(name, fault, what, first, cause).in_run(FUSED)
+}
 
 pub(super) const ROWS: &[Row] = &[
     row(
@@ -13,7 +24,8 @@ pub(super) const ROWS: &[Row] = &[
         &["part_o"],
         &["key 1 left out", "key 1 of request"],
     )
-    .of(&["vectorch-ai/ScaleLLM#408"]),
+    .of(&["vectorch-ai/ScaleLLM#408"])
+    .in_run(ABSORBED),
     row(
         ("merge-base", "F17"),
         "merge-base",
@@ -35,15 +47,16 @@ pub(super) const ROWS: &[Row] = &[
         ("no-rescale", "F22"),
         "no-rescale",
         "sums are not rescaled when the running maximum grows",
-        &["part_o"],
+        &["o_latent"],
         &["no rescale"],
-    ),
+    )
+    .in_run(super::Setup { forms: ABSORBED.forms, ..TILES }),
     row(
         ("output-gain", "F28"),
         "output-gain={}",
         "attn_out is too large by a little",
         &["attn_out"],
-        &["output × 1.1", "output × 1.09999"],
+        &["output × 1.1"],
     )
     .sized(FACTORS),
     row(
@@ -60,7 +73,7 @@ pub(super) const ROWS: &[Row] = &[
         "head-gain={}",
         "one head is too large by a little",
         &["attn_out"],
-        &["head 1 × 1.1", "head 1 × 1.09999"],
+        &["head 1 × 1.1"],
     )
     .of(&["ggml-org/llama.cpp#18953"])
     .sized(FACTORS),
@@ -91,7 +104,8 @@ pub(super) const ROWS: &[Row] = &[
         &["part_o"],
         &["mask -1"],
     )
-    .of(&["sgl-project/sglang#15601"]),
+    .of(&["sgl-project/sglang#15601"])
+    .in_run(ABSORBED),
     row(("no-mask", "F14"), "no-mask", "there is no causal mask", &["lse"], &["no mask"])
         .of(&["ROCm/aiter#3046"])
         .in_run(FUSED),
@@ -151,7 +165,7 @@ pub(super) const ROWS: &[Row] = &[
         "lost-split=0",
         "the first chunk of the context is lost in the merge",
         &["lse"],
-        &["chunk 0 missing", "split 0 missing"],
+        &["chunk 0 missing", "split 0 missing", "split 1 alone"],
     )
     .of(&["vllm-project/vllm#26042", "sgl-project/sglang#10178"])
     .in_run(CHUNKED),
@@ -186,7 +200,8 @@ pub(super) const ROWS: &[Row] = &[
         &["lse"],
         &["merge with base 2 for base e"],
     )
-    .of(&["sgl-project/sglang#34240"]),
+    .of(&["sgl-project/sglang#34240"])
+    .in_run(ABSORBED),
     row(
         ("lse-heads-first", "F17"),
         "heads-first@lse",
@@ -213,7 +228,8 @@ pub(super) const ROWS: &[Row] = &[
     )
     .of(&["vllm-project/flash-attention#190"]),
     row(("split-twice", "F18"), "split-twice=0", "a split is merged twice", &["lse"], &["split 0 twice"])
-        .of(&["vllm-project/flash-attention#176"]),
+        .of(&["vllm-project/flash-attention#176"])
+        .in_run(ABSORBED),
     row(
         ("splits-reversed", "F18"),
         "merge=reversed",
@@ -256,15 +272,17 @@ pub(super) const ROWS: &[Row] = &[
         &["part_o"],
         &["last partial page left out"],
     )
-    .of(&["tile-ai/tilelang#1266"]),
+    .of(&["tile-ai/tilelang#1266"])
+    .in_run(ABSORBED),
     row(
         ("no-last-rescale", "F22"),
         "no-last-rescale",
         "the last tile does not rescale the sums",
-        &["part_o"],
+        &["lse"],
         &["no rescale at the last tile"],
     )
-    .of(&["tile-ai/tilelang#1213"]),
+    .of(&["tile-ai/tilelang#1213"])
+    .in_run(TILES),
     row(
         ("last-head-lost", "F22"),
         "zero-head=3",
@@ -318,7 +336,8 @@ pub(super) const ROWS: &[Row] = &[
         &["part_o"],
         &["rope part left out"],
     )
-    .of(&["vllm-project/vllm#32614"]),
+    .of(&["vllm-project/vllm#32614"])
+    .in_run(ABSORBED),
     row(
         ("scores-without-nope", "F25"),
         "scores-without=nope",
@@ -373,10 +392,10 @@ pub(super) const ROWS: &[Row] = &[
         "output-gain={}",
         "attn_out is too large by a little, in f16",
         &["attn_out"],
-        &["output × 1.1", "output × 1.09999"],
+        &["output × 1.1"],
     )
     .of(&["vllm-project/vllm#14809"])
-    .in_run(super::Setup { dtype: DType::F16, ..BASE })
+    .in_run(super::Setup { dtype: DType::F16, ..FUSED })
     .sized(FACTORS),
     row(
         ("scale-in-f32", "F07"),
@@ -385,7 +404,7 @@ pub(super) const ROWS: &[Row] = &[
         &["part_o"],
         &["softmax scale × 1.1"],
     )
-    .in_run(super::Setup { dtype: DType::F32, ..BASE })
+    .in_run(super::Setup { dtype: DType::F32, ..FUSED })
     .sized(FACTORS),
     row(
         ("scale-peaked", "F07"),
@@ -394,7 +413,7 @@ pub(super) const ROWS: &[Row] = &[
         &["part_o"],
         &["softmax scale × 1.1"],
     )
-    .in_run(super::Setup { regime: Regime::Peaked, ..BASE })
+    .in_run(super::Setup { regime: Regime::Peaked, ..FUSED })
     .sized(FACTORS),
     row(
         ("rank-head-gain", "F02"),

@@ -1,6 +1,6 @@
 /*! Faults of norms, rope and the softmax scale. */
 
-use super::{Row, row};
+use super::{ABSORBED, FUSED, Row, row};
 
 /// Steps of a factor: 10 % down to a ten-thousandth.
 pub(super) const FACTORS: &[f64] = &[1.1, 1.03, 1.01, 1.003, 1.001, 1.0003, 1.0001];
@@ -30,7 +30,8 @@ pub(super) const ROWS: &[Row] = &[
         &["softmax scale × 1.1"],
     )
     .of(&["antonellof/ferrox#226"])
-    .sized(FACTORS),
+    .sized(FACTORS)
+    .in_run(FUSED),
     row(
         ("scale-log2e", "F07"),
         "softmax-scale=1.4426950408889634",
@@ -38,7 +39,8 @@ pub(super) const ROWS: &[Row] = &[
         &["part_o"],
         &["log2(e)"],
     )
-    .of(&["NVIDIA/TensorRT-LLM#6881"]),
+    .of(&["NVIDIA/TensorRT-LLM#6881"])
+    .in_run(FUSED),
     row(
         ("scale-no-mscale", "F07"),
         "softmax-scale=0.5336594470450007",
@@ -51,7 +53,8 @@ pub(super) const ROWS: &[Row] = &[
         "onnxruntime/mobius#548",
         "huggingface/transformers#47435",
         "vllm-project/tpu-inference#521",
-    ]),
+    ])
+    .in_run(ABSORBED),
     row(
         ("scale-mscale-twice", "F07"),
         "softmax-scale=1.8738542070926276",
@@ -59,7 +62,8 @@ pub(super) const ROWS: &[Row] = &[
         &["part_o"],
         &["× mscale²"],
     )
-    .of(&["1bit-MONSTER/1bit-MONSTER#1632"]),
+    .of(&["1bit-MONSTER/1bit-MONSTER#1632"])
+    .in_run(FUSED),
     row(
         ("scale-mscale-once", "F07"),
         "softmax-scale=0.7305199840148117",
@@ -67,7 +71,8 @@ pub(super) const ROWS: &[Row] = &[
         &["part_o"],
         &["1/mscale |"],
     )
-    .of(&["ggml-org/llama.cpp#17945"]),
+    .of(&["ggml-org/llama.cpp#17945"])
+    .in_run(FUSED),
     row(
         ("scale-of-latent", "F07"),
         "softmax-scale=0.9128709291752769",
@@ -75,7 +80,8 @@ pub(super) const ROWS: &[Row] = &[
         &["part_o"],
         &["√(160/192)"],
     )
-    .of(&["antonellof/ferrox#225"]),
+    .of(&["antonellof/ferrox#225"])
+    .in_run(ABSORBED),
     row(
         ("scale-of-nope", "F07"),
         "softmax-scale=1.2909944487358056",
@@ -83,14 +89,16 @@ pub(super) const ROWS: &[Row] = &[
         &["part_o"],
         &["√(160/96)"],
     )
-    .of(&["huggingface/optimum-intel#1877"]),
+    .of(&["huggingface/optimum-intel#1877"])
+    .in_run(FUSED),
     row(
         ("scale-of-value", "F07"),
         "softmax-scale=1.5811388300841898",
         "the scale is made of the value's width",
         &["part_o"],
         &["√(160/64)"],
-    ),
+    )
+    .in_run(FUSED),
     row(
         ("scale-none", "F07"),
         "softmax-scale=6.750317390112865",
@@ -98,7 +106,8 @@ pub(super) const ROWS: &[Row] = &[
         &["part_o"],
         &["no scale at all"],
     )
-    .of(&["mlc-ai/mlc-llm#3426", "MetaX-MACA/vLLM-metax#113"]),
+    .of(&["mlc-ai/mlc-llm#3426", "MetaX-MACA/vLLM-metax#113"])
+    .in_run(ABSORBED),
     row(("eps", "F08"), "eps={}", "eps of every norm is another", &["attn_in"], &["eps"])
         .of(&["huggingface/transformers#44346"])
         .sized(&[10.0, 5.0, 2.0, 1.5, 1.1]),
@@ -123,7 +132,7 @@ pub(super) const ROWS: &[Row] = &[
         "output-gain={}@kv_c_normed",
         "the normed latent is too large",
         &["kv_c_normed"],
-        &["output × 1.1", "output × 1.09999"],
+        &["output × 1.1"],
     )
     .sized(FACTORS)
     .seen_by_norms(),

@@ -163,7 +163,7 @@ pub(super) const ROWS: &[Row] = &[
         "pages=contiguous",
         "slots that no request owns are read: NaN reaches the output",
         &["part_o"],
-        &["rows"],
+        &["page table not followed"],
     )
     .of(&["flashinfer-ai/flashinfer#941", "flashinfer-ai/flashinfer#942", "Dao-AILab/flash-attention#2374"])
     .in_run(ABSORBED)
@@ -178,8 +178,8 @@ pub(super) const ROWS: &[Row] = &[
     .of(&["ml-explore/mlx#1340", "ml-explore/mlx#3795"]),
     row(
         ("stride-of-k_pe", "F21"),
-        "stride=128@k_pe",
-        "rows of k_pe are read with the stride of another row",
+        "stride=-8@k_pe",
+        "rows of k_pe are read with a stride that lacks their padding",
         &["k_pe"],
         &["stride"],
     )
@@ -242,4 +242,13 @@ pub(super) const ROWS: &[Row] = &[
         &[],
     )
     .of(&["sgl-project/sglang#33656"]),
+    row(
+        ("table-of-slots-absorbed", "F12"),
+        "pages=slots",
+        "the table of pages is taken for a table of slots",
+        &["part_o"],
+        &["page table taken for slots"],
+    )
+    .of(&["sgl-project/sglang#25556"])
+    .in_run(ABSORBED),
 ];

@@ -112,8 +112,10 @@ const STACKED: Setup = Setup { stacked: true, ..BASE };
 const CHUNKED: Setup = Setup { batch: "0+9,100+5,40+4,70+1", chunk: Some(48), forms: &[Form::Fused], ..BASE };
 /// Requests that have fewer keys than there are splits.
 const SHORT: Setup = Setup { batch: "0+9,140+1,1+1,0+1,40+1", splits: 4, ..BASE };
+/// More than two tiles of keys at once.
+const TILES: Setup = Setup { batch: "0+9,240+1,150+4", splits: 1, ..FUSED };
 /// A few query rows on a context, as speculative decoding verifies them.
-const VERIFY: Setup = Setup { batch: "90+4,61+3,20+2", forms: &[Form::Absorbed], ..BASE };
+const VERIFY: Setup = Setup { batch: "24+8,12+6,40+4", forms: &[Form::Absorbed], ..BASE };
 
 /// One fault.
 #[derive(Clone, Copy, Debug)]

@@ -12,6 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 const FAMILY: &str = "keys";
+/// Hypotheses that read slots which no request owns.
+pub(super) const TABLE: &str = "page table";
 /// Keys of a sequence that are tried.
 const TOP: usize = 3;
 /// Sequences that are looked at one by one.
@@ -255,7 +257,39 @@ pub(super) fn lists<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
         }
     }
     all.extend(pages(scene, &wrong));
+    all.extend(tables(scene));
     all
+}
+
+/// A page table that is not followed, or taken for what it is not, where keys are read from the pool.
+fn tables<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
+    let plan = &scene.of.case.plan;
+    let (size, pool) = (plan.page_size.max(1), (plan.pages * plan.page_size).max(1));
+    if !scene.absorbed() {
+        return Vec::new();
+    }
+    type Slot<'s> = &'s dyn Fn(&[usize], usize) -> usize;
+    let kinds: [(&str, &str, Slot); 2] = [
+        (
+            "page table not followed",
+            "keys are read from one slot after another, from the first one on: the page table is not followed",
+            &|slots, i| (slots[0] + i) % pool,
+        ),
+        (
+            "page table taken for slots",
+            "the table of pages is taken for a table of slots: keys are read from slots with the numbers of pages",
+            &|slots, i| slots[i % slots.len().div_ceil(size) * size] / size,
+        ),
+    ];
+    let of = |(name, text, slot): (&str, &str, Slot)| {
+        let change = Change::plan(plan, |p| {
+            for s in &mut p.sequences {
+                s.slots = (0..s.slots.len()).map(|i| slot(&s.slots, i)).collect();
+            }
+        });
+        Hypothesis::new(TABLE, name, text, change)
+    };
+    kinds.into_iter().map(of).collect()
 }
 
 /// A page read in place of another one: of the sequence, or of another's table.
