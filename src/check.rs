@@ -575,15 +575,16 @@ pub fn judge<'a>(
         )
         .into());
     }
+    let others = beside.others;
     judge_fed(layer, case, options, &engine.contract(), beside, progress, &mut |sink| {
         let Some(fault) = &options.fault else {
             return Ok(engine.run(layer, case, &options.forms, sink)?);
         };
-        let weights = FaultyWeights::new(fault, layer.weights)?;
+        let weights = FaultyWeights::new(fault, layer.weights, &layer.spec.geometry, others)?;
         let spec: Spec = fault.spec(&layer.spec);
         let faulty = Layer { index: layer.index, spec, weights: &weights };
         let mut alter = Alter::new(fault, engine.seams(), &layer.spec, &case.plan, sink)?;
-        engine.run(&faulty, case, &options.forms, &mut alter)?;
+        engine.run(&faulty, &fault.case(case), &options.forms, &mut alter)?;
         alter.finish()?;
         Ok(fault.took_part(engine)?)
     })

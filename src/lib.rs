@@ -68,6 +68,7 @@ pub mod report;
 pub mod signature;
 pub mod snapshot;
 pub mod study;
+pub mod suite;
 pub mod survey;
 pub mod synth;
 pub mod trace;

@@ -73,7 +73,7 @@ fn judged(
         None => engine.run(layer, case, &Form::ALL, &mut sink).unwrap(),
         Some(fault) => {
             let engine = CpuEngine { seams: fault.seams(), ..*engine };
-            let weights = FaultyWeights::new(&fault, layer.weights).unwrap();
+            let weights = FaultyWeights::new(&fault, layer.weights, &layer.spec.geometry, None).unwrap();
             let faulty = Layer { index: 0, spec: fault.spec(&layer.spec), weights: &weights };
             let mut alter =
                 Alter::new(&fault, Some(&engine.seams), &layer.spec, &case.plan, &mut sink).unwrap();

@@ -183,12 +183,24 @@ fn weights(s: &Array2<f64>, groups: &[&[Range<usize>]], contract: &Contract, sli
             continue;
         }
         let mut m = f64::NEG_INFINITY;
-        for group in groups {
+        let most = |group: &[Range<usize>]| {
+            group.iter().cloned().flatten().map(|t| s[[i, t]]).fold(f64::NEG_INFINITY, f64::max)
+        };
+        // The group that sums are not rescaled at, and the maximum before it.
+        let slips = slip.no_last_rescale.then(|| {
+            let end = groups.iter().rposition(|g| most(g) > f64::NEG_INFINITY).unwrap_or(0);
+            (end, groups[..end].iter().map(|g| most(g)).fold(f64::NEG_INFINITY, f64::max))
+        });
+        for (at, group) in groups.iter().enumerate() {
             m = group.iter().cloned().flatten().map(|t| s[[i, t]]).fold(m, f64::max);
             if m == f64::NEG_INFINITY && !nan {
                 continue;
             }
-            let (weight, of_sum) = slip.rescale.weights(libm::exp(m - last));
+            let whole = match slips {
+                Some((end, before)) if at < end => libm::exp(m - before),
+                _ => libm::exp(m - last),
+            };
+            let (weight, of_sum) = slip.rescale.weights(whole);
             for t in group.iter().cloned().flatten() {
                 let e = libm::exp(s[[i, t]] - m);
                 let c = cast.map_or(e, |d| d.round(e));

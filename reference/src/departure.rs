@@ -97,6 +97,10 @@ pub struct Departure {
     pub mask: Mask,
     /// What is rescaled when the running maximum grows.
     pub rescale: Rescale,
+    /// When the running maximum grows in a row's last tile, sums keep the old one's scale.
+    pub no_last_rescale: bool,
+    /// Column of a cache row from which values are read; 0 is right.
+    pub value_from: usize,
     /// Exponent of the weights of splits: `W_s ∝ exp(power · lse_s)`; 1 is right.
     pub merge_power: f64,
     /// Factor on the values of each head; empty: none.
@@ -112,6 +116,8 @@ impl Default for Departure {
             gone: Vec::new(),
             mask: Mask::Causal(0),
             rescale: Rescale::Both,
+            no_last_rescale: false,
+            value_from: 0,
             merge_power: 1.0,
             value_gain: Vec::new(),
             only: Only::default(),
@@ -146,4 +152,6 @@ pub struct Slip<'a> {
     pub gone: &'a [usize],
     /// What is rescaled when the running maximum grows.
     pub rescale: Rescale,
+    /// The same in a row's last tile alone.
+    pub no_last_rescale: bool,
 }

@@ -456,7 +456,11 @@ impl Evaluator<'_> {
 
     /// What an attention over a sequence does wrong.
     fn slip(&self, sequence: usize) -> Slip<'_> {
-        self.departure.map_or(Slip::default(), |d| Slip { gone: d.gone(sequence), rescale: d.rescale })
+        self.departure.map_or(Slip::default(), |d| Slip {
+            gone: d.gone(sequence),
+            rescale: d.rescale,
+            no_last_rescale: d.no_last_rescale,
+        })
     }
 
     fn visit_attended(
@@ -529,9 +533,11 @@ impl Evaluator<'_> {
             }
         }
         let gain = self.departure.and_then(|d| d.value_gain.get(h)).copied().filter(|f| *f != 1.0);
-        if let Some(gain) = gain {
-            v = cache.map_or(v, |(c, _)| c.slice(s![.., ..g.latent]).to_owned());
-            v.mapv_inplace(|v| v * gain);
+        let from = self.departure.map_or(0, |d| d.value_from).min(g.rope);
+        let own_values = gain.is_some() || from > 0;
+        if own_values {
+            v = cache.map_or(v, |(c, _)| c.slice(s![.., from..from + g.latent]).to_owned());
+            v.mapv_inplace(|v| v * gain.unwrap_or(1.0));
         }
         let size = if read.few(self.departure) { FEW_ROWS } else { ROW_CHUNK };
         for tokens in row_chunks(seq.tokens.len(), size).into_iter().filter(|c| wanted(c.start)) {
@@ -557,9 +563,9 @@ impl Evaluator<'_> {
                     lifted.slice_mut(s![.., ..g.latent]).assign(&latent);
                     lifted.slice_mut(s![.., g.latent..]).assign(&q.slice(s![.., g.nope..]));
                     let k = strided(c);
-                    let (v, stats) = match gain {
-                        None => (Strided { cols: g.latent, ..k }, stats),
-                        Some(_) => (strided(&v), &own),
+                    let (v, stats) = match own_values {
+                        false => (Strided { cols: g.latent, ..k }, stats),
+                        true => (strided(&v), &own),
                     };
                     f(tokens, Head { q: lifted.view(), k, v, visible: &visible, scale, stats });
                 }

@@ -68,7 +68,9 @@ fn gather(
     let dtypes = (contract.weights, contract.norm_weights);
     let alone = Case { plan: Plan { ranks: 1, ..case.plan.clone() }, ..case.clone() };
     let fault = options.fault.as_ref();
-    let faulty = fault.map(|f| FaultyWeights::new(f, layer.weights)).transpose()?;
+    let faulty = fault.map(|f| FaultyWeights::new(f, layer.weights, g, None)).transpose()?;
+    let shifted = fault.map(|f| f.case(&alone));
+    let seen: &Case = shifted.as_deref().unwrap_or(&alone);
     let all: &dyn Weights = faulty.as_ref().map_or(layer.weights, |f| f);
     let first = OfHeads::new(all, &ranks.heads(0), g);
     let mut gathered = Gathered::new(ranks);
@@ -92,10 +94,10 @@ fn gather(
                 let held = Layer { index: layer.index, spec: fault.spec(&spec), weights };
                 if fault.on_rank(rank, ranks.of) && !fault.on_sum(engine.seams()) {
                     let mut alter = Alter::new(fault, engine.seams(), &spec, &alone.plan, &mut sink)?;
-                    engine.run(&held, &alone, &options.forms, &mut alter)?;
+                    engine.run(&held, seen, &options.forms, &mut alter)?;
                     alter.finish()?;
                 } else {
-                    engine.run(&held, &alone, &options.forms, &mut sink)?;
+                    engine.run(&held, seen, &options.forms, &mut sink)?;
                 }
             }
         }

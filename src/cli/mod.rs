@@ -14,6 +14,7 @@ mod copies;
 mod devices;
 mod diff;
 mod explain;
+mod faults;
 mod inspect;
 mod layers;
 mod merge;
@@ -97,6 +98,8 @@ enum Command {
     Inspect(inspect::InspectArgs),
     /// Write a model file with real dimensions and random weights
     Synth(synth::SynthArgs),
+    /// Plant every fault of the catalogue: caught, found at the right tensor, named rightly
+    Faults(faults::FaultsArgs),
     /// Judge many clean runs: no alarm, and p-values as rare as they say
     Calibrate(calibrate::CalibrateArgs),
     /// Find the smallest fault of each kind that the judge sees
@@ -136,6 +139,7 @@ pub fn main() -> ExitCode {
         Command::Diff(args) => diff::main(args, &mut output),
         Command::Inspect(args) => inspect::main(args, &mut output),
         Command::Synth(args) => synth::main(args, &mut output),
+        Command::Faults(args) => faults::main(args, &mut output),
         Command::Calibrate(args) => calibrate::main(args, &mut output),
         Command::Sensitivity(args) => sensitivity::main(args, &mut output),
         Command::Ptx(args) => ptx::main(args, &mut output),

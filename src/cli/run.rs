@@ -12,7 +12,7 @@ use crate::device::cuda::{self, Care, Installed};
 use crate::engine::stack::QkvA;
 use crate::engine::{EngineError, SinkError};
 use crate::fault::text::{PREFIX, all};
-use crate::fault::{Fault, NAMES};
+use crate::fault::{self, Fault};
 use crate::harness::gate;
 use crate::judge::watch::OUTPUTS;
 use crate::judge::{Ask, Budget, Verdict};
@@ -189,7 +189,7 @@ pub struct RunArgs {
 }
 
 fn fault_help() -> String {
-    let names = NAMES.iter().map(|(name, what)| format!("\n- {name}: {what}"));
+    let names = fault::names().map(|(name, what)| format!("\n- {name}: {what}"));
     let inside = all().iter().map(|m| format!("\n- {} ({}): {}", m.name, m.kernel, m.broken));
     format!(
         "Alter one thing on purpose: NAME[=SIZE][@TENSOR]\n\nNames:{}\n\nInside kernels ({PREFIX}NAME):{}",

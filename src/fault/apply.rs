@@ -1,31 +1,37 @@
 /*! Carrying faults out: altered weights, and a sink that alters tensors on their way. */
 
+use super::spoil::{self, Weighed};
 use super::stack::{self, SlotRows};
 use super::{Fault, FaultError, HEAD, Kind};
 use crate::case::Stream;
 use crate::engine::cpu::seams::foreign;
 use crate::engine::cpu::{Gain, Seams};
 use crate::engine::{Sink, SinkError};
+use crate::judge::cause::weight::OtherLayers;
 use crate::trace::{Tensor, TensorId};
 use mla_reference::elementwise::{rope_table, rotate};
 use mla_reference::product::Rows;
 use mla_reference::rows::Patched;
-use mla_reference::{Plan, Spec, Stage, Weight, Weights};
+use mla_reference::{Geometry, Plan, Spec, Stage, Weight, Weights};
 use std::collections::BTreeMap;
 
 /// Draws of an element before any magnitude will do.
 const DRAWS: usize = 100_000;
 
-/// A layer's weights with one element altered, or with slots of a stack that hold other rows.
+/// A layer's weights with one element altered, with slots of a stack that hold other rows, or altered as a whole.
 pub struct FaultyWeights<'a> {
     inner: &'a dyn Weights,
     slots: Vec<(Weight, SlotRows<'a>)>,
     matrix: Option<(Weight, Patched<&'a dyn Rows>)>,
     norm: Option<(Weight, Vec<f64>)>,
+    spoilt: Weighed<'a>,
 }
 
 impl Weights for FaultyWeights<'_> {
     fn matrix(&self, weight: Weight) -> Option<&dyn Rows> {
+        if let Some((_, rows)) = self.spoilt.matrices.iter().find(|(w, _)| *w == weight) {
+            return Some(rows);
+        }
         if let Some((_, rows)) = self.slots.iter().find(|(w, _)| *w == weight) {
             return Some(rows);
         }
@@ -35,6 +41,9 @@ impl Weights for FaultyWeights<'_> {
         }
     }
     fn norm(&self, weight: Weight) -> Option<&[f64]> {
+        if let Some((_, values)) = self.spoilt.norms.iter().find(|(w, _)| *w == weight) {
+            return Some(values);
+        }
         match &self.norm {
             Some((w, v)) if *w == weight => Some(v),
             _ => self.inner.norm(weight),
@@ -57,9 +66,21 @@ fn draw(seed: u64, count: usize, rms: f64, value: impl Fn(usize) -> f64) -> usiz
 }
 
 impl<'a> FaultyWeights<'a> {
-    /// The layer's weights as the engine is to see them.
-    pub fn new(fault: &Fault, inner: &'a dyn Weights) -> Result<FaultyWeights<'a>, FaultError> {
-        let mut out = FaultyWeights { inner, slots: stack::slots(fault, inner)?, matrix: None, norm: None };
+    /// The layer's weights as the engine is to see them. `others`: the model's other layers, where they are at hand.
+    ///
+    /// # Errors
+    /// The layer has nothing for the fault to act on.
+    pub fn new(
+        fault: &Fault,
+        inner: &'a dyn Weights,
+        g: &Geometry,
+        others: Option<&dyn OtherLayers>,
+    ) -> Result<FaultyWeights<'a>, FaultError> {
+        let slots = stack::slots(fault, inner)?;
+        let mut out = FaultyWeights { inner, slots, matrix: None, norm: None, spoilt: Weighed::default() };
+        if let Kind::Spoil(spoil, weight) = fault.kind {
+            out.spoilt = spoil::spoil(fault, (spoil, weight), inner, g, others)?;
+        }
         let Kind::WeightElement(weight) = fault.kind else { return Ok(out) };
         if let Some(values) = inner.norm(weight) {
             let rms = (values.iter().map(|v| v * v).sum::<f64>() / values.len() as f64).sqrt();
@@ -161,6 +182,11 @@ impl<'a> Alter<'a> {
             | Kind::LostRank(_)
             | Kind::SlotsPermuted
             | Kind::EqualChunks
+            | Kind::CutAt(_)
+            | Kind::Spoil(..)
+            | Kind::Turned(_)
+            | Kind::Counted(_)
+            | Kind::Inside(_)
             | Kind::Kernel(_) => Ok(()),
             _ if self.hits == 0 => nowhere(
                 format!(
@@ -202,6 +228,7 @@ impl<'a> Alter<'a> {
                 t.bytes[from..].fill(0xff);
             }
             Kind::PhantomOutput => t.bytes.fill(0),
+            Kind::Damage(d) => return d.act(id, t, (self.plan, &self.spec.geometry), self.fault.seed),
             _ => return false,
         }
         true

@@ -8,18 +8,27 @@ stay what they were: the judge has to find the rest. Reports of such runs say DE
 */
 
 mod apply;
+pub mod catalogue;
+mod damage;
 mod parse;
+mod spoil;
 mod stack;
 pub mod text;
+mod words;
 
 pub use apply::{Alter, FaultyWeights};
-pub use parse::{FaultError, NAMES};
+pub use damage::Damage;
+pub use parse::{FaultError, names};
+pub use spoil::Spoil;
 
+use crate::case::Case;
 use crate::engine::Engine;
+use crate::engine::cpu::slips::Turning;
 use crate::engine::cpu::{Gain, Seams};
 use crate::engine::kernels::edit::Edit;
 use crate::trace::TensorId;
-use mla_reference::{Spec, Stage, Weight};
+use mla_reference::{Plan, Spec, Stage, Weight};
+use std::borrow::Cow;
 use text::Mutation;
 
 /// Head that a gain of one head acts on, or the last one where there are fewer: a wrong index may still get head 0
@@ -70,6 +79,31 @@ pub enum Kind {
     EqualChunks,
     /// A text of a kernel file is another one, before it is compiled.
     Kernel(&'static Mutation),
+    /// The stack of q_a and kv_a is cut so many rows late: kv_a is read from there on.
+    CutAt(usize),
+    /// A weight, or w_uk and w_uv (None), as a whole.
+    Spoil(Spoil, Option<Weight>),
+    /// A tensor, as it is handed over.
+    Damage(Damage),
+    /// q or k_pe, or both, rotated otherwise.
+    Turned(Turning),
+    /// Positions, counted otherwise.
+    Counted(Counted),
+    /// Something inside the engine: its seams.
+    Inside(Seams),
+}
+
+/// How positions are counted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Counted {
+    /// Over the new tokens alone.
+    Within,
+    /// Over the whole batch.
+    Batch,
+    /// Not at all.
+    Zero,
+    /// None above this: the last row of a table that is too short.
+    Upto(u64),
 }
 
 /// A deliberate fault.
@@ -102,9 +136,26 @@ impl Fault {
                     s.eps_latent *= f;
                 }
             }
+            Kind::Turned(t) if self.stage.is_none() => s.rope = t.rope(&s.rope),
             _ => {}
         }
         s
+    }
+
+    /// The case that the engine runs.
+    pub fn case<'c>(&self, case: &'c Case) -> Cow<'c, Case> {
+        let Kind::Counted(counted) = self.kind else { return Cow::Borrowed(case) };
+        let mut plan: Plan = case.plan.clone();
+        let names = plan.names(Stage::Q, None);
+        for (i, p) in plan.positions.iter_mut().enumerate() {
+            *p = match counted {
+                Counted::Within => names[i].index as u64,
+                Counted::Batch => i as u64,
+                Counted::Zero => 0,
+                Counted::Upto(most) => (*p).min(most),
+            };
+        }
+        Cow::Owned(Case { plan, ..case.clone() })
     }
 
     /// The CPU engine's seams. Gains and offsets of a stage that the engine computes act before it rounds; of a
@@ -123,6 +174,8 @@ impl Fault {
             Kind::OutputGain(f) => seams.gain = gain(None, f),
             Kind::HeadGain(f) => seams.gain = gain(Some(HEAD), f),
             Kind::RopeOffset(n) => seams.rope_offset = self.stage.map(|s| (s, n)),
+            Kind::Turned(t) => seams.turning = self.stage.map(|s| (s, t)),
+            Kind::Inside(own) => seams = own,
             _ => {}
         }
         seams
@@ -130,7 +183,7 @@ impl Fault {
 
     /// Whether it is a fault of the stack of q_a and kv_a, so that there must be one.
     pub fn stacks(&self) -> bool {
-        matches!(self.kind, Kind::SlotsPermuted | Kind::EqualChunks)
+        matches!(self.kind, Kind::SlotsPermuted | Kind::EqualChunks | Kind::CutAt(_))
     }
 
     /// What is to be done to kernel files before they are compiled.
@@ -172,7 +225,8 @@ impl Fault {
     /// Whether it acts on a rank of tensor parallelism: what is altered in one place is altered on one rank, drawn by seed;
     /// all else on all of them.
     pub fn on_rank(&self, rank: usize, of: usize) -> bool {
-        let one = matches!(self.kind, Kind::Element(_) | Kind::SkippedRow | Kind::SwapHeads(..));
+        let one =
+            matches!(self.kind, Kind::Element(_) | Kind::SkippedRow | Kind::SwapHeads(..) | Kind::Damage(_));
         !one || self.seed % of.max(1) as u64 == rank as u64
     }
 
@@ -192,8 +246,13 @@ impl Fault {
     }
 
     /// Whether only an engine with seams can carry the fault out.
-    fn needs_seams(&self) -> bool {
-        matches!(self.kind, Kind::MergeBase | Kind::NoRescale | Kind::DropToken(_) | Kind::ForeignPage(_))
+    pub fn needs_seams(&self) -> bool {
+        match self.kind {
+            Kind::Turned(t) => self.stage.is_some() || t == Turning::Twice,
+            Kind::MergeBase | Kind::NoRescale | Kind::DropToken(_) | Kind::ForeignPage(_) => true,
+            Kind::Inside(_) => true,
+            _ => false,
+        }
     }
 
     /// Whether the fault alters this tensor when it is handed over.

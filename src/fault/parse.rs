@@ -1,11 +1,12 @@
 /*! Parsing `--fault NAME[=SIZE][@TENSOR]`, and the list of names. */
 
 use super::text::{self, PREFIX};
+use super::words::{WORDS, Word};
 use super::{Fault, Kind};
 use mla_reference::{Axis, Stage, Weight};
 
-/// Names beside `TENSOR-element`, with what they do.
-pub const NAMES: &[(&str, &str)] = &[
+/// Names beside `TENSOR-element`, with what they do; more of them in [`WORDS`].
+const NAMES: &[(&str, &str)] = &[
     ("TENSOR-element[=RMS]", "one element of a weight or tensor, by RMS of its rms (default 0.25)"),
     ("softmax-scale=F", "the softmax scale times F"),
     ("output-gain=F[@TENSOR]", "every element of TENSOR (default attn_out) times F"),
@@ -42,7 +43,7 @@ pub const NAMES: &[(&str, &str)] = &[
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum FaultError {
     /// No such name.
-    #[error("'{0}' is not a fault\n  where: --fault\n  do: choose one of {names}", names = names())]
+    #[error("'{0}' is not a fault\n  where: --fault\n  do: choose one of {names}", names = list())]
     Unknown(String),
     /// No such fault inside a kernel.
     #[error("'{0}' is no fault inside a kernel\n  where: --fault {PREFIX}{0}\n  do: choose one of {names}", names = inside())]
@@ -55,8 +56,13 @@ pub enum FaultError {
     Nowhere(String, String, String),
 }
 
-fn names() -> String {
-    NAMES.iter().map(|(n, _)| *n).collect::<Vec<_>>().join(", ")
+/// All names as they are written, with what they do.
+pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
+    NAMES.iter().copied().chain(WORDS.iter().map(|w| (w.form, w.text)))
+}
+
+fn list() -> String {
+    names().map(|(n, _)| n).collect::<Vec<_>>().join(", ")
 }
 
 fn inside() -> String {
@@ -79,8 +85,13 @@ impl Fault {
             Some((n, v)) => (n, Some(v)),
             None => (head, None),
         };
-        let form = |name: &str| NAMES.iter().find(|(n, _)| n.starts_with(name)).map_or("NAME", |(n, _)| n);
+        let form = |name: &str| names().find(|(n, _)| n.starts_with(name)).map_or("NAME", |(n, _)| n);
         let bad = |why: String| FaultError::Value(why, text.to_string(), form(name));
+        if let Some(word) = Word::find(name) {
+            let (kind, stage) =
+                word.kind(value, tensor).map_err(|e| FaultError::Value(e, text.to_string(), word.form))?;
+            return Ok(Fault { text: text.to_string(), kind, stage, size: 0.25, seed });
+        }
         let sharded = tensor.filter(|_| name == "shard-zero");
         let sharded =
             match sharded.map(|t| Weight::from_name(t).filter(|w| w.row().axes.contains(&Axis::Head))) {
@@ -198,6 +209,14 @@ mod tests {
         assert_eq!(p("shard-zero@w_o").kind, Kind::ShardZero(Some(Weight::WO)));
         assert_eq!(p("lost-rank=3").kind, Kind::LostRank(3));
         assert_eq!((p("slots-permuted").kind, p("slots-permuted").stacks()), (Kind::SlotsPermuted, true));
+        assert_eq!(
+            p("transposed@w_uk").kind,
+            Kind::Spoil(crate::fault::Spoil::Transposed, Some(Weight::WUk))
+        );
+        assert_eq!(p("rope=skipped").stage, None);
+        assert!(p("rope=skipped@q").needs_seams() && !p("rope=skipped").needs_seams());
+        assert_eq!(p("lost-token").stage, Some(Stage::Cache));
+        assert!(p("cut-at=3").stacks() && p("mask=-1").needs_seams());
         assert_eq!((p("equal-chunks").stacks(), p("merge-base").stacks()), (true, false));
         let first = &text::all()[0];
         assert_eq!(p(&format!("kernel:{}", first.name)).kind, Kind::Kernel(first));
@@ -234,6 +253,21 @@ mod tests {
             "kernel:",
             "kernel:nope",
             "kernel:fused-no-mask@out",
+            "transposed",
+            "transposed@q",
+            "kv-b-halves@w_uk",
+            "weight-heads=1@w_uk",
+            "zero-rows",
+            "zero-rows=1@x",
+            "heads-reversed=2",
+            "rope=sideways",
+            "rope=skipped@v",
+            "positions=table-x",
+            "mask=0.5",
+            "lose=sleep",
+            "norm=skipped",
+            "norm=skipped@q",
+            "no-mask@q",
         ] {
             assert!(Fault::parse(t, 0).is_err(), "{t}");
         }

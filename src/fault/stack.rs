@@ -37,6 +37,7 @@ pub fn slots<'a>(fault: &Fault, weights: &'a dyn Weights) -> Result<Vec<(Weight,
             let laid = [kv_a, q_a];
             Ok(vec![(Weight::WQA, taken(laid, 0, r)), (Weight::WKvA, taken(laid, r, all - r))])
         }
+        Kind::CutAt(late) => Ok(vec![(Weight::WKvA, taken([q_a, kv_a], (r + late) % all, all - r))]),
         _ if all / 2 == r => {
             nowhere("q_a has as many rows as kv_a: equal chunks are the slots", "choose another fault")
         }

@@ -8,6 +8,7 @@ captured, only that is asked for, and inputs that it lacks are computed from wha
 
 use super::ask::{Ask, Asked, Standing};
 use super::cause;
+use super::cause::settle::settle;
 use super::cause::weight::OtherLayers;
 use super::chain::Chain;
 use super::closer::{Closer, Unknown};
@@ -326,6 +327,7 @@ impl<'a> Session<'a> {
             .iter_mut()
             .filter(|u| !origin(u))
             .for_each(|u| (u.residual, u.picture) = (Vec::new(), None));
+        settle(&mut self.units);
         (self.units, self.odd)
     }
 

@@ -60,12 +60,13 @@ impl Runner<'_> {
             Some(fault) => {
                 // The run itself has planted the same fault: it can be made.
                 let broke = |e: crate::fault::FaultError| EngineError::Broke(e.to_string());
-                let weights = FaultyWeights::new(fault, self.layer.weights).map_err(broke)?;
+                let g = &spec.geometry;
+                let weights = FaultyWeights::new(fault, self.layer.weights, g, None).map_err(broke)?;
                 let seen = fault.spec(&spec);
                 let mut alter =
                     Alter::new(fault, self.engine.seams(), &self.layer.spec, &case.plan, &mut kept)
                         .map_err(broke)?;
-                self.with(case, form, rework, seen, &weights, &mut alter)
+                self.with(&fault.case(case), form, rework, seen, &weights, &mut alter)
             }
         };
         self.evidence.borrow_mut().append(&mut kept.evidence);

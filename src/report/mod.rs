@@ -7,6 +7,7 @@ The report: one serde struct, and its renderers.
 
 mod blocks;
 mod drawing;
+pub mod faults;
 pub mod finding;
 pub mod github;
 mod html;

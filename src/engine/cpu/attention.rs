@@ -46,6 +46,8 @@ pub struct Queries {
     pub q: Vec<f32>,
     /// Keys that each row sees, from the first on.
     pub visible: Vec<usize>,
+    /// Keys among them that it does not see: a deliberate fault.
+    pub hidden: Range<usize>,
 }
 
 /// What attention leaves, before the stored dtype's rounding.
@@ -109,9 +111,10 @@ impl Kernel {
             self.step(queries, &keys.tile(tile.clone()), &mut state);
         }
         let State { m, mc, l, o } = state;
-        let mut out = vec![0.0; rows * width];
+        let (mut out, mut empty) = (vec![0.0; rows * width], Vec::new());
         for (i, line) in out.chunks_exact_mut(width.max(1)).enumerate() {
             if m[i] == f32::NEG_INFINITY && l[i] == 0.0 {
+                empty.push(i);
                 continue;
             }
             for (j, x) in line.iter_mut().enumerate() {
@@ -119,7 +122,11 @@ impl Kernel {
             }
         }
         let lse = mc.iter().zip(&l).map(|(mc, l)| mc.mul_add(LN_2, libm::logf(*l)));
-        Attended { o: out, lse: lse.collect() }
+        let mut lse: Vec<f32> = lse.collect();
+        if self.seams.empty_lse {
+            empty.into_iter().for_each(|i| lse[i] = 0.0);
+        }
+        Attended { o: out, lse }
     }
 
     fn step(&self, queries: &Queries, tile: &Tile, state: &mut State) {
@@ -134,7 +141,10 @@ impl Kernel {
         let mut a = vec![1.0; rows];
         for (i, p) in p.chunks_exact_mut(n).enumerate() {
             let seen = queries.visible[i].saturating_sub(tile.keys.start).min(n);
-            let sees = |t: usize| t < seen && self.seams.skip_key != Some(tile.keys.start + t);
+            let sees = |t: usize| {
+                let key = tile.keys.start + t;
+                t < seen && self.seams.skip_key != Some(key) && !queries.hidden.contains(&key)
+            };
             let score = |t: usize| s[t / LANES * rows + i][t % LANES];
             let m = (0..n).filter(|t| sees(*t)).map(score).fold(state.m[i], f32::max);
             let any_nan = (0..n).any(|t| sees(t) && score(t).is_nan());
@@ -142,7 +152,8 @@ impl Kernel {
                 continue;
             }
             let mc = if m == f32::NEG_INFINITY { 0.0 } else { m * self.c };
-            if state.m[i] != f32::NEG_INFINITY && !self.seams.no_rescale {
+            let last = self.seams.no_last_rescale && queries.visible[i] <= tile.keys.end;
+            if state.m[i] != f32::NEG_INFINITY && !self.seams.no_rescale && !last {
                 a[i] = libm::exp2f(state.mc[i] - mc);
             }
             (state.m[i], state.mc[i]) = (m, mc);
@@ -171,12 +182,14 @@ impl Kernel {
     /// The exponential is of base 2, so differences of lse are converted; the seam forgets that the base
     /// matters. Splits without a key (lse −∞) weigh nothing.
     pub fn merge(&self, lse: &[f32]) -> (Vec<f32>, f32) {
+        let (lse, power) = self.seams.merging.map_or_else(|| (lse.to_vec(), 1.0), |m| m.lse(lse));
         let most = lse.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         if most == f32::NEG_INFINITY && !lse.iter().any(|v| v.is_nan()) {
             return (vec![0.0; lse.len()], most);
         }
         let exp = if self.seams.merge_base_e { libm::expf } else { libm::exp2f };
-        let mut w: Vec<f32> = lse.iter().map(|v| exp((v - most) * LOG2_E)).collect();
+        let weight = |v: &f32| if *v == f32::NEG_INFINITY { 0.0 } else { exp((v - most) * LOG2_E * power) };
+        let mut w: Vec<f32> = lse.iter().map(weight).collect();
         let total: f32 = w.iter().sum();
         w.iter_mut().for_each(|w| *w /= total);
         (w, most + libm::logf(total))

@@ -15,6 +15,7 @@ pub mod elementwise;
 pub mod matrix;
 mod run;
 pub mod seams;
+pub mod slips;
 mod stacked;
 pub mod sum;
 

@@ -9,6 +9,7 @@ use super::attention::{Attended, Kernel, Keys, Queries};
 use super::elementwise::{Turn, rms_norm, temperature};
 use super::matrix::{Held, Operand, Panels, Part, TOKENS, Transposed, narrow, project, read, write};
 use super::seams::{Gain, foreign};
+use super::slips::{Norming, Turning, rounded};
 use super::sum::Sum;
 use super::{CpuEngine, EngineError, Sink};
 use crate::case::Case;
@@ -55,6 +56,15 @@ struct Task<'p> {
     keys: Range<usize>,
     /// Row of the sequence's first token in the output.
     first_row: usize,
+}
+
+/// Rotates columns, and again where that is asked for.
+fn rotate((turn, again): &(Turn, Option<DType>), x: &mut [f32]) {
+    turn.apply(x);
+    if let Some(dtype) = again {
+        rounded(x, *dtype);
+        turn.apply(x);
+    }
 }
 
 impl<'a> Run<'a> {
@@ -143,10 +153,18 @@ impl<'a> Run<'a> {
         out
     }
 
-    /// Positions that q or k_pe is rotated by.
-    fn turn(&self, stage: Stage, token: usize) -> Turn {
-        let offset = self.engine.seams.rope_offset.filter(|(s, _)| *s == stage).map_or(0.0, |o| o.1);
-        Turn::new(&self.layer.spec.rope, self.plan().positions[token] as f64 + offset)
+    /// How q or k_pe of a token is rotated, and whether again, rounded in between.
+    fn turn(&self, stage: Stage, token: usize) -> (Turn, Option<DType>) {
+        let seams = &self.engine.seams;
+        let offset = seams.rope_offset.filter(|(s, _)| *s == stage).map_or(0.0, |o| o.1);
+        let position = self.plan().positions[token] as f64 + offset;
+        let rope = &self.layer.spec.rope;
+        let turning = seams.turning.filter(|(s, _)| *s == stage).map(|t| t.1);
+        let turn = match turning {
+            None | Some(Turning::Twice) => Turn::new(rope, position),
+            Some(t) => Turn::new(&t.rope(rope), position),
+        };
+        (turn, (turning == Some(Turning::Twice)).then(|| self.stored(stage)))
     }
 
     /// Hands a shared tensor over and takes back what is to be used.
@@ -162,8 +180,25 @@ impl<'a> Run<'a> {
         let (g, spec) = (self.geometry(), &self.layer.spec);
         let positions = &self.plan().positions;
         let norm = |stage, (input, first): (&Tensor, usize), width, weight, eps: f64| {
-            let gamma = self.norm_weight(weight);
-            self.each_row(stage, input, first..first + width, &|_, x| rms_norm(x, &gamma, eps as f32))
+            let mut gamma = self.norm_weight(weight);
+            let slip = self.engine.seams.norm.filter(|n| n.0 == stage).map(|n| n.1);
+            match slip {
+                Some(Norming::NoWeight) => gamma.fill(1.0),
+                Some(Norming::PlusOne) => gamma.iter_mut().for_each(|g| *g += 1.0),
+                _ => {}
+            }
+            self.each_row(stage, input, first..first + width, &|t, x| match slip {
+                Some(Norming::Skipped) => {}
+                Some(Norming::Wide) => {
+                    let mut all = vec![0.0; input.cols - first];
+                    read(input, t, first..input.cols, &mut all);
+                    let mut gamma = gamma.clone();
+                    gamma.resize(all.len(), 1.0);
+                    rms_norm(&mut all, &gamma, eps as f32);
+                    x.copy_from_slice(&all[..x.len()]);
+                }
+                _ => rms_norm(x, &gamma, eps as f32),
+            })
         };
         let product = |stage, input: &Tensor, weight| {
             self.product(TensorId::shared(stage), input, 0..input.cols, weight)
@@ -194,7 +229,7 @@ impl<'a> Run<'a> {
         let q = self.each_row(Stage::Q, &q_raw, 0..q_raw.cols, &|t, x| {
             let turn = self.turn(Stage::Q, t);
             for head in x.chunks_exact_mut(g.key()) {
-                turn.apply(&mut head[g.nope..]);
+                rotate(&turn, &mut head[g.nope..]);
             }
             if let Some(factor) = spec.temperature.map(|f| temperature(&f, positions[t])) {
                 x.iter_mut().for_each(|v| *v *= factor);
@@ -207,7 +242,7 @@ impl<'a> Run<'a> {
         let latent = norm(Stage::KvCNormed, (&kv_a, first), g.latent, Weight::GKv, spec.eps_latent);
         let latent = self.put(sink, Stage::KvCNormed, latent)?;
         let k_pe = self.each_row(Stage::KPe, &kv_a, first + g.latent..first + g.cache(), &|t, x| {
-            self.turn(Stage::KPe, t).apply(x);
+            rotate(&self.turn(Stage::KPe, t), x);
         });
         let k_pe = self.put(sink, Stage::KPe, k_pe)?;
         let cache = self.put(sink, Stage::Cache, self.cache(&latent, &k_pe))?;
@@ -326,7 +361,9 @@ impl<'a> Run<'a> {
     fn gathered(&self, sequence: usize) -> Vec<usize> {
         let page = self.engine.seams.foreign_page;
         let foreign = page.and_then(|p| foreign(self.plan(), sequence, p));
-        foreign.unwrap_or_else(|| self.plan().sequences[sequence].slots.clone())
+        let paging = self.engine.seams.paging;
+        let other = paging.map(|p| p.slots(self.plan(), &self.plan().sequences[sequence]));
+        foreign.or(other).unwrap_or_else(|| self.plan().sequences[sequence].slots.clone())
     }
 
     /// Rows of the cache in the order of keys of the sequences that the fused form serves.
@@ -444,7 +481,17 @@ impl<'a> Run<'a> {
                 }
             }
         }
-        Queries { q, visible: task.rows.iter().map(|(token, _)| task.seq.visible(*token)).collect() }
+        let seams = &self.engine.seams;
+        if let Some(part) = seams.scores {
+            let width = q.len() / task.rows.len().max(1);
+            q.chunks_exact_mut(width.max(1)).for_each(|q| part.take(q, g.rope));
+        }
+        let keys = task.seq.keys();
+        let seen = |visible: usize| seams.sight.map_or(visible, |s| s.of(visible, keys));
+        let tile = self.contract.softmax.tile;
+        let hidden = seams.lost.map_or(0..0, |l| l.keys(task.seq, self.plan().page_size, tile));
+        let visible = task.rows.iter().map(|(token, _)| seen(task.seq.visible(*token))).collect();
+        Queries { q, visible, hidden }
     }
 
     fn keys_of<'t>(&self, inputs: &'t Inputs, task: &Task) -> Keys<'t> {
@@ -454,11 +501,16 @@ impl<'a> Run<'a> {
                 let h = task.rows.first().map_or(0, |r| r.1);
                 let same = |(_, s, _): &(usize, &Sequence, Range<usize>)| std::ptr::eq(*s, task.seq);
                 let rows = self.plan().key_rows().find(same).map_or(0..0, |r| r.2).collect();
-                let (kc, vc) = (h * g.key()..(h + 1) * g.key(), h * g.value..(h + 1) * g.value);
+                let next =
+                    |is: bool| if self.engine.seams.next_head == Some(is) { (h + 1) % g.heads } else { h };
+                let (a, b) = (next(false), next(true));
+                let (kc, vc) = (a * g.key()..(a + 1) * g.key(), b * g.value..(b + 1) * g.value);
                 Keys { k: (k, kc), v: (v, vc), rows }
             }
             Inputs::Absorbed { cache, .. } => {
-                Keys { k: (cache, 0..g.cache()), v: (cache, 0..g.latent), rows: self.gathered(task.sequence) }
+                let view = self.engine.seams.value_view.min(g.rope);
+                let (kc, vc) = (0..g.cache(), view..view + g.latent);
+                Keys { k: (cache, kc), v: (cache, vc), rows: self.gathered(task.sequence) }
             }
         }
     }

@@ -5,6 +5,7 @@ A fault that is smaller than half a unit of the stored dtype's last place can't 
 already rounded: rounding it again takes it back. So gains and offsets act here, before the one rounding.
 */
 
+use super::slips::{Lost, Merging, NormSlip, Paging, Part, Sight, Turning};
 use crate::trace::Tensor;
 use mla_reference::{Plan, Sequence, Stage};
 use std::ops::Range;
@@ -24,6 +25,28 @@ pub struct Seams {
     pub gain: Option<Gain>,
     /// q or k_pe is rotated by so many positions more.
     pub rope_offset: Option<(Stage, f64)>,
+    /// q or k_pe is rotated otherwise.
+    pub turning: Option<(Stage, Turning)>,
+    /// Rows see other keys than the causal mask allows.
+    pub sight: Option<Sight>,
+    /// Keys that no row sees.
+    pub lost: Option<Lost>,
+    /// Keys are read from other slots.
+    pub paging: Option<Paging>,
+    /// Parts are merged otherwise.
+    pub merging: Option<Merging>,
+    /// A norm is wrong.
+    pub norm: Option<NormSlip>,
+    /// A part of queries is left out of the scores.
+    pub scores: Option<Part>,
+    /// Each head reads the values (true) or keys of the head after it, in the fused form.
+    pub next_head: Option<bool>,
+    /// A part without a key has the lse of one key of score 0, not −∞.
+    pub empty_lse: bool,
+    /// At the last tile the running maximum grows, and the sums are not rescaled.
+    pub no_last_rescale: bool,
+    /// Values are read from this column of a cache row on, in the absorbed form.
+    pub value_view: usize,
 }
 
 /// A factor on a stage's values.

@@ -209,21 +209,26 @@ fn memory<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
 fn heads<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     let g = &scene.spec().geometry;
     let absorbed = scene.id.form == Some(Form::Absorbed);
-    let (which, height, input, width) = match scene.id.stage {
-        Stage::QLatent => (Weight::WUk, g.latent, Stage::Q, g.key()),
-        Stage::AttnOut if absorbed => (Weight::WUv, g.value, Stage::OLatent, g.latent),
+    // The weight of a head, with its rows, and inputs that heads are apart in.
+    let (which, inputs) = match scene.id.stage {
+        Stage::QLatent => (Some((Weight::WUk, g.latent)), vec![(Stage::Q, g.key())]),
+        Stage::AttnOut if absorbed => (Some((Weight::WUv, g.value)), vec![(Stage::OLatent, g.latent)]),
+        _ if scene.attends() && !scene.absorbed() => {
+            (None, vec![(Stage::Q, g.key()), (Stage::K, g.key()), (Stage::V, g.value)])
+        }
         _ => return Vec::new(),
     };
     let bad = scene.bad_heads();
     if bad.len() * g.heads > PAIRS || g.heads < 2 {
         return Vec::new();
     }
-    let Some(inner) = scene.of.weights.matrix(which) else { return Vec::new() };
-    let of_weight = |map: &[usize]| {
+    let of_weight = |(which, height): (Weight, usize), map: &[usize]| {
         let order = map.iter().flat_map(|h| h * height..(h + 1) * height).collect();
-        Change { matrix: Some((which, Box::new(Reordered { inner, order }))), ..Change::default() }
+        let inner = scene.of.weights.matrix(which)?;
+        let matrix: (Weight, Box<dyn Rows>) = (which, Box::new(Reordered { inner, order }));
+        Some(Change { matrix: Some(matrix), ..Change::default() })
     };
-    let of_input = |map: &[usize]| {
+    let of_input = |(input, width): (Stage, usize), map: &[usize]| {
         let map = map.to_vec();
         Change::source(input, move |source: &dyn Source, rows: Range<usize>, cols: Range<usize>| {
             let from = map.get(cols.start / width).copied().unwrap_or(0);
@@ -232,16 +237,21 @@ fn heads<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
         })
     };
     let mut all = Vec::new();
-    type Make<'m, 'a> = &'m dyn Fn(&[usize]) -> Change<'a>;
-    let kinds: [(String, Make<'_, 'a>); 2] =
-        [(format!("heads of {which}"), &of_weight), (format!("heads of {input}"), &of_input)];
+    type Make<'m, 'a> = Box<dyn Fn(&[usize]) -> Option<Change<'a>> + 'm>;
+    let mut kinds: Vec<(String, Make<'_, 'a>)> = Vec::new();
+    if let Some(w) = which {
+        kinds.push((format!("heads of {}", w.0), Box::new(move |map| of_weight(w, map))));
+    }
+    for i in inputs {
+        kinds.push((format!("heads of {}", i.0), Box::new(move |map| Some(of_input(i, map)))));
+    }
     for (what, make) in kinds {
         let mut map: Vec<usize> = (0..g.heads).collect();
         for &h in &bad {
             let share = |from: usize| {
                 let mut one: Vec<usize> = (0..g.heads).collect();
                 one[h] = from;
-                scene.aside_share(&make(&one), &[], &[h])
+                make(&one).map_or(1.0, |c| scene.aside_share(&c, &[], &[h]))
             };
             let best = (0..g.heads).map(|f| (share(f), f)).min_by(|a, b| a.0.total_cmp(&b.0));
             map[h] = best.map_or(h, |b| b.1);
@@ -252,9 +262,9 @@ fn heads<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
             .take(6)
             .map(|h| format!("head {h} takes {}", map[*h]))
             .collect();
-        if !moved.is_empty() {
+        if let Some(change) = make(&map).filter(|_| !moved.is_empty()) {
             let text = format!("{what} are in another order: {}", moved.join(", "));
-            all.push(Hypothesis::new("weights", format!("{what} permuted"), text, make(&map)));
+            all.push(Hypothesis::new("weights", format!("{what} permuted"), text, change));
         }
     }
     all

@@ -12,6 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 const FAMILY: &str = "keys";
+/// Hypotheses that read slots which no request owns.
+pub(super) const TABLE: &str = "page table";
 /// Keys of a sequence that are tried.
 const TOP: usize = 3;
 /// Sequences that are looked at one by one.
@@ -69,7 +71,18 @@ pub(super) fn softmax<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
             Hypothesis::new("online softmax", name, text, Change::departure(|d| d.rescale = r))
         })
         .collect();
+    all.push(Hypothesis::new(
+        "online softmax",
+        "no rescale at the last tile",
+        "sums are not rescaled when the running maximum grows in a row's last tile",
+        Change::departure(|d| d.no_last_rescale = true),
+    ));
     let g = scene.spec().geometry;
+    if scene.absorbed() && !scene.is_lse() && g.rope > 0 {
+        let text = format!("values are read from column {} of cache rows on, as if rope came first", g.rope);
+        let change = Change::departure(|d| d.value_from = g.rope);
+        all.push(Hypothesis::new("values", format!("values from column {}", g.rope), text, change));
+    }
     // Columns of an input left out, told by their place inside a head.
     let zero = |stage: Stage, width: usize, which: fn(usize, usize) -> bool| {
         Change::source(stage, move |source: &dyn Source, rows: Range<usize>, cols: Range<usize>| {
@@ -304,7 +317,39 @@ pub(super) fn lists<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
         }
     }
     all.extend(pages(scene, &wrong));
+    all.extend(tables(scene));
     all
+}
+
+/// A page table that is not followed, or taken for what it is not, where keys are read from the pool.
+fn tables<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
+    let plan = &scene.of.case.plan;
+    let (size, pool) = (plan.page_size.max(1), (plan.pages * plan.page_size).max(1));
+    if !scene.absorbed() {
+        return Vec::new();
+    }
+    type Slot<'s> = &'s dyn Fn(&[usize], usize) -> usize;
+    let kinds: [(&str, &str, Slot); 2] = [
+        (
+            "page table not followed",
+            "keys are read from one slot after another, from the first one on: the page table is not followed",
+            &|slots, i| (slots[0] + i) % pool,
+        ),
+        (
+            "page table taken for slots",
+            "the table of pages is taken for a table of slots: keys are read from slots with the numbers of pages",
+            &|slots, i| slots[i % slots.len().div_ceil(size) * size] / size,
+        ),
+    ];
+    let of = |(name, text, slot): (&str, &str, Slot)| {
+        let change = Change::plan(plan, |p| {
+            for s in &mut p.sequences {
+                s.slots = (0..s.slots.len()).map(|i| slot(&s.slots, i)).collect();
+            }
+        });
+        Hypothesis::new(TABLE, name, text, change)
+    };
+    kinds.into_iter().map(of).collect()
 }
 
 /// A page read in place of another one: of the sequence, or of another's table.

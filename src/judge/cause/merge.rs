@@ -14,6 +14,7 @@ const MOST: usize = 32;
 /// All of the family.
 pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
     let mut all = bases(scene);
+    all.extend(empty(scene));
     let inside = scene.attends()
         && scene.phase == Phase::Decode
         && !matches!(scene.id.stage, Stage::PartO | Stage::PartLse)
@@ -105,6 +106,28 @@ fn bases<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
             times(LOG2_E),
         ),
     ]
+}
+
+/// Parts without a key whose lse is a number: it should be −∞, which weighs nothing.
+fn empty<'a>(scene: &Scene<'a>) -> Option<Hypothesis<'a>> {
+    if scene.id.stage != Stage::PartLse {
+        return None;
+    }
+    let (mut tensor, mut found) = (scene.copy_of(), 0);
+    for &r in &scene.rows {
+        for c in 0..tensor.cols {
+            if scene.rounded.get(r, c) == f64::NEG_INFINITY && tensor.get(r, c).is_finite() {
+                found += 1;
+                tensor.set_bits(r, c, scene.rounded.bits(r, c));
+            }
+        }
+    }
+    let part = if scene.phase == Phase::Decode { "splits" } else { "chunks" };
+    let text = format!(
+        "{part} in which a row has no key have a finite lse ({found} of them), not −∞: the merge weighs what is nothing"
+    );
+    let change = Change { tensors: vec![(scene.id, tensor)], counted: Some(0.0), ..Change::default() };
+    (found > 0).then(|| Hypothesis::new(FAMILY, "empty parts with a finite lse", text, change))
 }
 
 /// Splits, or chunks of a context, left out, taken twice, or with each other's lse.

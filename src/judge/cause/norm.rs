@@ -2,6 +2,7 @@
 
 use super::Hypothesis;
 use super::change::Change;
+use super::input::recorded;
 use super::scale::line_search;
 use super::scene::Scene;
 use mla_reference::{Spec, Stage, Weight};
@@ -48,6 +49,7 @@ pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
         all.push(h.sized(eps * times, 0.0));
     }
     let Some(gamma) = scene.of.weights.norm(weight) else { return all };
+    all.extend(other_rows(scene, gamma, eps));
     let norm = |f: &dyn Fn(f64) -> f64| Change {
         norm: Some((weight, gamma.iter().map(|v| f(*v)).collect())),
         ..Change::default()
@@ -64,6 +66,51 @@ pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
         }
     }
     all
+}
+
+/// Rows that are no norm of their input, or one over more columns than it has: computed here, and excused where the engine's
+/// values are those of this computation within an ulp.
+fn other_rows<'a>(scene: &Scene<'a>, gamma: &[f64], eps: f64) -> Vec<Hypothesis<'a>> {
+    let g = &scene.spec().geometry;
+    let (stage, cols) = match scene.id.stage {
+        Stage::AttnIn => (Stage::Hidden, g.hidden),
+        Stage::QANormed => (Stage::QA, g.q_rank),
+        _ => (Stage::KvA, g.cache()),
+    };
+    let Some(input) = recorded(scene, stage, cols) else { return Vec::new() };
+    let dtype = scene.tensor.dtype;
+    let with = |name: &str, text: String, row: &dyn Fn(&[f64], &mut [f64])| {
+        let (mut tensor, mut bad) = (scene.copy_of(), 0usize);
+        let mut want = vec![0.0; gamma.len()];
+        for &r in &scene.rows {
+            let line = input.row(r);
+            row(line.as_slice()?, &mut want);
+            for (c, x) in want.iter().enumerate() {
+                let (near, o) = (dtype.round(*x), tensor.get(r, c));
+                bad += usize::from(o != near);
+                let (lo, hi) = dtype.cell(near);
+                if o == near || (o - x).abs() <= hi - lo {
+                    tensor.set_bits(r, c, scene.rounded.bits(r, c));
+                }
+            }
+        }
+        // Nearly every bit is the prediction's; the others are flips of it.
+        let share = bad as f64 / (scene.rows.len() * gamma.len()).max(1) as f64;
+        let change = Change::tensors(vec![(scene.id, tensor)], share);
+        Some(Hypothesis::new(FAMILY, name, text, change))
+    };
+    let mean = |x: &[f64]| x.iter().map(|v| v * v).sum::<f64>() / x.len().max(1) as f64;
+    let mut all = vec![with("norm skipped", format!("{stage} goes on without its norm"), &|x, out| {
+        out.copy_from_slice(&x[..out.len()]);
+    })];
+    if cols > gamma.len() {
+        let text = "the norm is taken over latent and rope together".to_string();
+        all.push(with("norm over latent and rope", text, &|x, out| {
+            let r = 1.0 / (mean(x) + eps).sqrt();
+            out.iter_mut().zip(x).zip(gamma).for_each(|((o, x), g)| *o = x * r * g);
+        }));
+    }
+    all.into_iter().flatten().collect()
 }
 
 /// An eps that fits.

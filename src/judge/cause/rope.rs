@@ -12,6 +12,8 @@ use std::ops::Range;
 const FAMILY: &str = "rope";
 /// Bases of models.
 const BASES: [f64; 7] = [1e4, 5e5, 1e6, 5e6, 8e6, 1e7, 5e7];
+/// Ends of a table of positions that are tried.
+const ENDS: usize = 128;
 /// Position offsets.
 const OFFSETS: [i64; 10] = [-1, 1, -2, 2, -3, 3, -4, 4, 64, -64];
 
@@ -52,6 +54,10 @@ pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
         add(format!("position of {what} {n:+}"), text, moved(scene, n));
     }
     positions(scene, what, &mut add);
+    if let Some((end, change)) = table(scene) {
+        let text = format!("{what} is rotated as at position {end} from there on: the table is too short");
+        add(format!("positions of {what} stop at {end}"), text, change);
+    }
     frequencies(scene, what, &mut add);
     for (name, text, change) in columns(scene, what) {
         add(name, text, change);
@@ -139,6 +145,25 @@ fn positions<'a>(scene: &Scene<'a>, what: &str, add: &mut dyn FnMut(String, Stri
     if (scene.spec().rope.magnitude - 1.0).abs() > 1e-9 {
         other("all zero", "are all zero", vec![0; plan.tokens()]);
     }
+}
+
+/// A table of positions that ends where rows begin to be wrong: all before are right, all after are not.
+fn table<'a>(scene: &Scene<'a>) -> Option<(u64, Change<'a>)> {
+    let plan = &scene.of.case.plan;
+    let position = |r: &usize| plan.positions.get(*r).copied().unwrap_or(0);
+    let (wrong, right): (Vec<usize>, Vec<usize>) = scene.rows.iter().partition(|r| scene.odd_row(**r) > 0);
+    let least = wrong.iter().map(position).min()?;
+    let most = right.iter().map(position).max()?;
+    if most >= least {
+        return None;
+    }
+    let change =
+        |end: u64| Change::plan(plan, |p: &mut Plan| p.positions.iter_mut().for_each(|v| *v = (*v).min(end)));
+    let some: Vec<usize> = wrong.iter().copied().take(16).collect();
+    let ends = (most..least).rev().take(ENDS);
+    let share = |end: u64| scene.aside_share(&change(end), &some, &[]);
+    let (_, end) = ends.map(|e| (share(e), e)).min_by(|a, b| a.0.total_cmp(&b.0))?;
+    Some((end, change(end)))
 }
 
 /// Other bases, no YaRN, another magnitude.

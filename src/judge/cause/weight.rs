@@ -119,8 +119,8 @@ pub fn search(
     for guess in order::of_rows(&pair, about) {
         take(guess, &mut accepted);
     }
-    let unwritten = zeros(&pair, about).into_iter().chain(unwritten(&pair));
-    for guess in order::of_columns(&pair, about).into_iter().chain(unwritten) {
+    let lost = zeros(&pair, about).into_iter().chain(unwritten(&pair)).chain(gained(&pair));
+    for guess in order::of_columns(&pair, about).into_iter().chain(lost) {
         take(guess, &mut accepted);
     }
     for guess in kv_b::guesses(&pair, about).into_iter().chain(transposed(&pair, g)).chain(values(&pair)) {
@@ -213,6 +213,51 @@ fn unwritten<'p>(pair: &Pair<'p>) -> Option<Guess<'p>> {
         out.iter_mut().zip(own).filter(|(_, o)| o.is_nan()).for_each(|(to, o)| *to = o);
     });
     Some(Guess { name, text, row })
+}
+
+/// A number in an interval, with as few digits as any there has.
+fn simplest(lo: f64, hi: f64) -> f64 {
+    for digits in 0..12 {
+        let v: f64 = format!("{:.digits$e}", (lo + hi) / 2.0).parse().unwrap_or(lo);
+        if lo < v && v < hi {
+            return v;
+        }
+    }
+    (lo + hi) / 2.0
+}
+
+/// All rows, or a run of them, times one factor: the factors under which each value rounds to the engine's have to overlap.
+fn gained<'p>(pair: &Pair<'p>) -> Option<Guess<'p>> {
+    let wrong = pair.wrong();
+    let (first, last) = (*wrong.first()?, *wrong.last()?);
+    let cols = pair.engine.cols();
+    let (mut file, mut own) = (vec![0.0; cols], vec![0.0; cols]);
+    let (mut lo, mut hi) = (f64::NEG_INFINITY, f64::INFINITY);
+    for r in first..=last {
+        pair.file.decode(r, 0, &mut file);
+        pair.engine.decode(r, 0, &mut own);
+        for (w, o) in file.iter().zip(&own).filter(|(w, _)| **w != 0.0) {
+            let (below, above) = pair.dtype.cell(*o);
+            let (a, b) = (below / w, above / w);
+            (lo, hi) = (lo.max(a.min(b)), hi.min(a.max(b)));
+        }
+    }
+    if !(lo < hi && lo.is_finite() && hi.is_finite()) || wrong.len() * cols < 64 {
+        return None;
+    }
+    let (factor, weight, inner) = (simplest(lo, hi), pair.weight, pair.file);
+    let which = match (first, last) {
+        (0, end) if end + 1 == pair.engine.rows() => weight.to_string(),
+        _ => format!("rows {first}..{last} of {weight}"),
+    };
+    let text = format!("{which} is the file's times {factor}: a scale that is another's, or lost");
+    let row: Predict<'p> = Box::new(move |r, out| {
+        inner.decode(r, 0, out);
+        if (first..=last).contains(&r) {
+            out.iter_mut().for_each(|v| *v *= factor);
+        }
+    });
+    Some(Guess { name: format!("{which} × {factor}"), text, row })
 }
 
 /// The same bytes read with the other shape, whole or head by head.

@@ -1,0 +1,435 @@
+/*!
+The fault suite: every fault of the catalogue planted, and what the judge made of it.
+
+Each fault runs beside its clean twin (the same run with no fault), which must pass. Of each it is asked: was it caught, was the
+right tensor the first, was its cause named rightly, how small may it be, and what would common measures ([`measures`]) have said
+of the same tensors. A cause is right only if every name that was given is; a wrong name anywhere in the run counts as wrong.
+*/
+
+pub mod measures;
+mod runs;
+
+use crate::check::{CheckError, EngineKind, Options};
+use crate::engine::stack::QkvA;
+use crate::fault::Fault;
+use crate::fault::catalogue::{FAMILIES, Row, Setup};
+use crate::judge::Verdict;
+use crate::study::Engines;
+use measures::Said;
+use rayon::prelude::*;
+use runs::{Ran, Subject};
+use serde::Serialize;
+
+/// How a row ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// The run is a fault.
+    Caught,
+    /// It is not.
+    Missed,
+    /// The engine can't have it.
+    NotApplicable,
+    /// The run could not be made.
+    Broke,
+}
+
+/// What was made of the cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Naming {
+    /// Right.
+    Right,
+    /// Right, and others that fit as well.
+    Ambiguous,
+    /// None was named.
+    Unnamed,
+    /// It has no name, and was given none.
+    Nameless,
+    /// Wrong.
+    Wrong,
+}
+
+/// One fault and what the judge made of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Tried {
+    /// Name of the row.
+    pub name: &'static str,
+    /// Family.
+    pub family: &'static str,
+    /// Public reports.
+    pub issues: &'static [&'static str],
+    /// What is broken.
+    pub what: &'static str,
+    /// As `--fault` takes it.
+    pub fault: String,
+    /// The run, as options of `run`.
+    pub options: String,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Why, where it did not apply or broke.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// The first tensor at fault.
+    pub first: Option<String>,
+    /// Those of which it should be one.
+    pub first_expected: &'static [&'static str],
+    /// Whether it is.
+    pub first_right: bool,
+    /// Causes that were named, tensor by tensor.
+    pub causes: Vec<String>,
+    /// What they should say.
+    pub cause_expected: &'static [&'static str],
+    /// Whether they do.
+    pub cause: Naming,
+    /// The smallest size that was still caught, of those that were tried.
+    pub smallest: Option<f64>,
+    /// Sizes, the largest first.
+    pub sizes: &'static [f64],
+    /// Whether norms were expected to see it.
+    pub norms_expected: bool,
+    /// What common measures say of the first wrong tensor.
+    pub first_measures: Option<Said>,
+    /// What they say of the layer's output.
+    pub out_measures: Option<Said>,
+    /// What is known to be missed, and why.
+    pub known: Option<&'static str>,
+    /// Wall time, beside others that ran.
+    pub seconds: f64,
+}
+
+impl Tried {
+    /// Whether all is as it should be.
+    pub fn complete(&self) -> bool {
+        let named = matches!(self.cause, Naming::Right | Naming::Nameless);
+        self.outcome == Outcome::NotApplicable || self.outcome == Outcome::Caught && self.first_right && named
+    }
+}
+
+/// A clean run that was accused, or that gave no verdict.
+#[derive(Clone, Debug, Serialize)]
+pub struct Alarm {
+    /// The run, as options of `run`.
+    pub options: String,
+    /// What was said of it.
+    pub what: String,
+}
+
+/// How many of so many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Count {
+    /// How many.
+    pub n: usize,
+    /// Of how many.
+    pub of: usize,
+}
+
+impl Count {
+    fn of<'a>(all: impl Iterator<Item = &'a Tried>, hit: impl Fn(&Tried) -> bool) -> Count {
+        all.fold(Count::default(), |c, t| Count { n: c.n + usize::from(hit(t)), of: c.of + 1 })
+    }
+}
+
+/// Figures of the whole suite.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Score {
+    /// Faults that were caught, of those that apply.
+    pub caught: Count,
+    /// First tensor right, of those caught.
+    pub first: Count,
+    /// Cause right, of those caught that have a name.
+    pub cause: Count,
+    /// Named wrongly.
+    pub named_wrongly: usize,
+    /// Clean runs that did not pass, of all.
+    pub false_alarms: Count,
+    /// What norms, cosine, NMSE and allclose see of the first wrong tensors.
+    pub first_seen: [Count; measures::NAMES.len()],
+    /// What they see of the layer's outputs.
+    pub out_seen: [Count; measures::NAMES.len()],
+}
+
+/// The whole suite.
+#[derive(Clone, Debug, Serialize)]
+pub struct Suite {
+    /// Name and version of this form.
+    pub schema: &'static str,
+    /// Version of the program.
+    pub version: &'static str,
+    /// Engine.
+    pub engine: &'static str,
+    /// Whether all faults are caught, none is named wrongly and no clean run is accused.
+    pub ok: bool,
+    /// Figures.
+    pub score: Score,
+    /// Measures, in the order of the arrays.
+    pub measures: [&'static str; measures::NAMES.len()],
+    /// Clean runs that did not pass.
+    pub false_alarms: Vec<Alarm>,
+    /// Fault by fault.
+    pub faults: Vec<Tried>,
+    /// Families without a row: name, what, why.
+    pub without: Vec<[&'static str; 3]>,
+    /// Wall time.
+    pub seconds: f64,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Rows.
+    pub rows: Vec<Row>,
+    /// What all runs share: the engine and where it computes.
+    pub base: Options,
+    /// Whether the smallest size is looked for.
+    pub sizes: bool,
+}
+
+/// Runs the suite. `progress` hears the name of each fault that was tried, in any order.
+///
+/// # Errors
+/// A clean run that can't be made: the engine is not there, or broke.
+pub fn run(plan: &Plan, engines: &Engines, progress: &(dyn Fn(&str) + Sync)) -> Result<Suite, CheckError> {
+    let started = std::time::Instant::now();
+    let subject = Subject::new(engines);
+    let mut setups: Vec<Setup> = Vec::new();
+    for row in plan.rows.iter().filter(|r| unfit(r, plan.base.engine).is_none()) {
+        if !setups.contains(&row.setup) {
+            setups.push(row.setup);
+        }
+    }
+    let twins: Vec<Ran> =
+        setups.par_iter().map(|s| subject.run(&options(&plan.base, s), true)).collect::<Result<_, _>>()?;
+    let twin = |s: &Setup| setups.iter().position(|t| t == s).map(|i| &twins[i]);
+    let faults: Vec<Tried> = plan
+        .rows
+        .par_iter()
+        .map(|row| {
+            let began = std::time::Instant::now();
+            let tried = one(plan, &subject, row, twin(&row.setup));
+            progress(row.name);
+            Tried { seconds: began.elapsed().as_secs_f64(), ..tried }
+        })
+        .collect();
+    let false_alarms: Vec<Alarm> = setups
+        .iter()
+        .zip(&twins)
+        .filter(|(_, ran)| ran.verdict.exit(false) != 0)
+        .map(|(s, ran)| Alarm { options: in_words(s), what: ran.alarm() })
+        .collect();
+    let score = score(&faults, &false_alarms, twins.len());
+    let due = |f: &&crate::fault::catalogue::Family| f.without.is_some();
+    Ok(Suite {
+        schema: "mla-check.faults/1",
+        version: env!("CARGO_PKG_VERSION"),
+        engine: plan.base.engine.name(),
+        ok: score.caught.n == score.caught.of && score.named_wrongly == 0 && false_alarms.is_empty(),
+        score,
+        measures: measures::NAMES,
+        false_alarms,
+        faults,
+        without: FAMILIES.iter().filter(due).map(|f| [f.name, f.what, f.without.unwrap_or("")]).collect(),
+        seconds: started.elapsed().as_secs_f64(),
+    })
+}
+
+/// Why an engine can't have a row's fault.
+fn unfit(row: &Row, engine: EngineKind) -> Option<String> {
+    let fault = Fault::parse(&row.text(None), 0).ok()?;
+    (engine != EngineKind::Cpu && fault.needs_seams())
+        .then(|| "it acts inside of the engine: only cpu has a seam for it".to_string())
+}
+
+/// The options of a setup.
+pub fn options(base: &Options, s: &Setup) -> Options {
+    Options {
+        forms: s.forms.to_vec(),
+        batch: s.batch.parse().unwrap_or(base.batch.clone()),
+        dtype: s.dtype,
+        regimes: vec![s.regime],
+        page_size: s.page,
+        splits: Some(s.splits),
+        qkv_a: if s.stacked { QkvA::Stacked } else { QkvA::Split },
+        tp: s.tp,
+        context_chunk: s.chunk,
+        fault: None,
+        ..base.clone()
+    }
+}
+
+/// A setup as options of `run`.
+pub fn in_words(s: &Setup) -> String {
+    let form = match s.forms {
+        [one] => one.name(),
+        _ => "both",
+    };
+    let mut text = format!(
+        "--batch {} --dtype {} --form {form} --regime {} --page-size {} --splits {}",
+        s.batch,
+        s.dtype,
+        s.regime.name(),
+        s.page,
+        s.splits
+    );
+    if s.tp > 1 {
+        text += &format!(" --tp {}", s.tp);
+    }
+    if s.stacked {
+        text += " --qkv-a stacked";
+    }
+    if let Some(chunk) = s.chunk {
+        text += &format!(" --context-chunk {chunk}");
+    }
+    text
+}
+
+fn one(plan: &Plan, subject: &Subject, row: &Row, twin: Option<&Ran>) -> Tried {
+    let mut tried = Tried {
+        name: row.name,
+        family: row.family,
+        issues: row.issues,
+        what: row.what,
+        fault: row.text(None),
+        options: in_words(&row.setup),
+        outcome: Outcome::Missed,
+        why: None,
+        first: None,
+        first_expected: row.first,
+        first_right: false,
+        causes: Vec::new(),
+        cause_expected: row.cause,
+        cause: if row.cause.is_empty() { Naming::Nameless } else { Naming::Unnamed },
+        smallest: None,
+        sizes: row.sizes,
+        norms_expected: row.norms,
+        first_measures: None,
+        out_measures: None,
+        known: row.known,
+        seconds: 0.0,
+    };
+    if let Some(why) = unfit(row, plan.base.engine) {
+        (tried.outcome, tried.why) = (Outcome::NotApplicable, Some(why));
+        return tried;
+    }
+    let run = |size: Option<f64>, closer: bool| {
+        let base = options(&plan.base, &row.setup);
+        let fault = Fault::parse(&row.text(size), base.seed)?;
+        subject.run(&Options { fault: Some(fault), ..base }, closer)
+    };
+    let ran = match run(None, true) {
+        Ok(ran) => ran,
+        Err(e) => {
+            (tried.outcome, tried.why) = (Outcome::Broke, Some(e.to_string()));
+            return tried;
+        }
+    };
+    if ran.verdict == Verdict::Fault || ran.verdict == Verdict::ContractBroken {
+        tried.outcome = Outcome::Caught;
+    } else {
+        tried.why = Some(format!("the run is {}", ran.verdict));
+    }
+    if let Some(first) = ran.first() {
+        tried.first_right = row.first.contains(&runs::plain(first.tensor));
+        tried.first = Some(first.title());
+    }
+    let names = ran.causes();
+    tried.cause = naming(row, &names);
+    tried.causes = names.into_iter().map(|(at, names)| format!("{at}: {}", names.join(" or "))).collect();
+    if let Some(twin) = twin {
+        tried.first_measures = ran.first_tensor().and_then(|id| measures::of(&ran, twin, id));
+        tried.out_measures = ran.out().and_then(|id| measures::of(&ran, twin, id));
+    }
+    if plan.sizes && tried.outcome == Outcome::Caught {
+        tried.smallest = smallest(row.sizes, &|size| {
+            run(Some(size), false)
+                .is_ok_and(|r| matches!(r.verdict, Verdict::Fault | Verdict::ContractBroken))
+        });
+    }
+    tried
+}
+
+/// Whether a name with its sentence says what it should: the words stand in it, a factor is the same within 1e-4 (a fit of bits that
+/// are 8 to 11 long does not find more).
+fn fits(name: &str, right: &str) -> bool {
+    let factor = |text: &str| {
+        let (what, value) = text.split(" | ").next()?.rsplit_once(" × ")?;
+        Some((what.to_string(), value.parse::<f64>().ok()?))
+    };
+    match (factor(name), factor(right)) {
+        (Some((a, v)), Some((b, w))) => a == b && (v / w - 1.0).abs() < 1e-4,
+        _ => name.contains(right),
+    }
+}
+
+/// What the names that were given are worth: each tensor's list of names that fit it.
+fn naming(row: &Row, given: &[(String, Vec<String>)]) -> Naming {
+    let fits = |name: &String| row.cause.iter().any(|c| fits(name, c));
+    let wrong = |names: &Vec<String>| !names.iter().any(fits);
+    match (given.is_empty(), row.cause.is_empty()) {
+        (true, true) => Naming::Nameless,
+        (true, false) => Naming::Unnamed,
+        _ if given.iter().any(|(_, names)| wrong(names)) => Naming::Wrong,
+        _ if given.iter().any(|(_, names)| !names.iter().all(fits)) => Naming::Ambiguous,
+        _ => Naming::Right,
+    }
+}
+
+/// The smallest size that is caught, by bisection; the largest, which comes first, is.
+fn smallest(sizes: &[f64], caught: &dyn Fn(f64) -> bool) -> Option<f64> {
+    let (mut good, mut bad) = (0, sizes.len());
+    while bad - good > 1 {
+        let middle = (good + bad) / 2;
+        if caught(sizes[middle]) { good = middle } else { bad = middle }
+    }
+    sizes.get(good).copied()
+}
+
+fn score(faults: &[Tried], alarms: &[Alarm], twins: usize) -> Score {
+    let apply = || faults.iter().filter(|t| t.outcome != Outcome::NotApplicable);
+    let caught = || faults.iter().filter(|t| t.outcome == Outcome::Caught);
+    let seen = |of: fn(&Tried) -> Option<&Said>, i: usize| {
+        Count::of(caught().filter(|t| of(t).is_some()), |t| of(t).is_some_and(|s| s.seen()[i]))
+    };
+    Score {
+        caught: Count::of(apply(), |t| t.outcome == Outcome::Caught),
+        first: Count::of(caught(), |t| t.first_right),
+        cause: Count::of(caught().filter(|t| !t.cause_expected.is_empty()), |t| t.cause == Naming::Right),
+        named_wrongly: faults.iter().filter(|t| t.cause == Naming::Wrong).count(),
+        false_alarms: Count { n: alarms.len(), of: twins },
+        first_seen: std::array::from_fn(|i| seen(|t| t.first_measures.as_ref(), i)),
+        out_seen: std::array::from_fn(|i| seen(|t| t.out_measures.as_ref(), i)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_size_is_found_by_bisection() {
+        let sizes = [0.5, 0.1, 0.05, 0.01, 0.001];
+        for least in sizes {
+            assert_eq!(smallest(&sizes, &|s| s >= least), Some(least));
+        }
+        assert_eq!(smallest(&[], &|_| true), None);
+    }
+
+    #[test]
+    fn one_wrong_name_anywhere_is_wrong() {
+        let row = Row { cause: &["key 3 left out"], ..crate::fault::catalogue::all()[0] };
+        let given = |all: &[&[&str]]| {
+            all.iter()
+                .map(|n| ("o".to_string(), n.iter().map(|n| n.to_string()).collect()))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(naming(&row, &given(&[])), Naming::Unnamed);
+        assert_eq!(naming(&row, &given(&[&["key 3 left out"]])), Naming::Right);
+        assert_eq!(naming(&row, &given(&[&["key 3 left out", "mask -1"]])), Naming::Ambiguous);
+        assert_eq!(naming(&row, &given(&[&["key 3 left out"], &["mask -1"]])), Naming::Wrong);
+        assert!(fits("output × 1.099998 | off", "output × 1.1") && !fits("output × 1.11", "output × 1.1"));
+        assert!(fits("output × 1/2 | off", "output × 1/2") && !fits("head 1 × 1.1", "output × 1.1"));
+        let nameless = Row { cause: &[], ..row };
+        assert_eq!(naming(&nameless, &given(&[])), Naming::Nameless);
+        assert_eq!(naming(&nameless, &given(&[&["mask -1"]])), Naming::Wrong);
+    }
+}
