@@ -14,11 +14,13 @@ answers on the answers' own selection, ties included.
 mod common;
 
 use common::{arrays, fixture, reference, sequence};
+use mla_check::judge::selection::{self, Ids, Order, Selected, Wrong};
 use mla_check::model::{Convention, Layer, Model, Reading, Selects};
+use mla_numeric::DType;
 use mla_reference::indexer::{margin, top_k};
 use mla_reference::product::Rows;
 use mla_reference::rows::dense;
-use mla_reference::{Form, Pairing, Stage};
+use mla_reference::{Form, Indexer, Pairing, Stage};
 use ndarray::{Array2, ArrayD, Axis};
 use safetensors::{Dtype, tensor::TensorView};
 use std::collections::HashMap;
@@ -232,6 +234,183 @@ fn a_checkpoint_holds_the_same_indexer() {
     assert_ne!(shared, config);
     let error = put(&shared).selects(0, &reading).err().unwrap().to_string();
     assert!(error.contains("indexer_types"), "{error}");
+}
+
+/// What a layer of a fixture chooses from: the exact logits of q, k and weights on the bf16 grid, how far float32 may be from
+/// them, and what a float32 engine makes of them, head after head and column after column.
+struct Chosen {
+    indexer: Indexer,
+    q: Array2<f64>,
+    k: Array2<f64>,
+    heads: Array2<f64>,
+    exact: Array2<f64>,
+    slack: Array2<f64>,
+    engine: Vec<Vec<f32>>,
+}
+
+fn chosen_from(file: &str, answers: &str, change: &dyn Fn(&mut Indexer)) -> Chosen {
+    let model = Model::open(&fixture(file)).unwrap();
+    let reading = Reading::default();
+    let weights = model.weights(0).unwrap();
+    let loaded = Layer { index: 0, spec: model.spec(&reading), weights: &weights };
+    let all = arrays(&fixture(&format!("oracle/{answers}.safetensors")));
+    let hidden = all["seq/L0/hidden"].clone().into_dimensionality().unwrap();
+    let positions: Vec<u64> = (0..33).collect();
+    let keep = reference(&loaded, &sequence(hidden, &positions), &[Form::Fused]);
+    let block = |stage| {
+        let t = keep.get(stage, Form::Fused);
+        t.block(0..t.rows, 0..t.cols)
+    };
+    let Selects::Own(own) = model.selects(0, &reading).unwrap() else { panic!() };
+    let (mut indexer, w) = *own;
+    change(&mut indexer);
+    let round = |x: Array2<f64>| x.mapv(|v| DType::Bf16.round(v));
+    let q = round(indexer.queries(&w, block(Stage::QANormed).view(), &positions));
+    let k = round(indexer.keys(&w, block(Stage::AttnIn).view(), &positions));
+    let heads = round(indexer.head_weights(&w, block(Stage::AttnIn).view()));
+    let visible: Vec<usize> = (1..=33).collect();
+    let exact = indexer.logits(q.view(), heads.view(), k.view(), &visible);
+    let slack = selection::slack(&indexer, q.view(), heads.view(), k.view());
+    let mut all = Chosen { indexer, q, k, heads, exact, slack, engine: Vec::new() };
+    all.engine = all.float32(true, true);
+    all
+}
+
+impl Chosen {
+    /// Logits in float32, `[token][key]`, keys that are seen; with a relu or none, with the heads' weights or ones.
+    fn float32(&self, relu: bool, weighed: bool) -> Vec<Vec<f32>> {
+        let (d, heads) = (self.indexer.width, self.indexer.heads);
+        let logit = |i: usize, s: usize| {
+            (0..heads).fold(0f32, |sum, h| {
+                let dot = (0..d).fold(0f32, |x, j| x + self.q[[i, h * d + j]] as f32 * self.k[[s, j]] as f32);
+                let scaled = dot * (1.0 / (d as f32).sqrt());
+                let passed = if relu { scaled.max(0.0) } else { scaled };
+                sum + passed * if weighed { self.heads[[i, h]] as f32 } else { 1.0 }
+            })
+        };
+        (0..33).map(|i| (0..=i).map(|s| logit(i, s)).collect()).collect()
+    }
+
+    /// The k largest of each row, the higher position first among equals: not as the reference breaks ties.
+    fn lists(logits: &[Vec<f32>], k: usize) -> Vec<Vec<i64>> {
+        let one = |row: &Vec<f32>| {
+            let mut order: Vec<usize> = (0..row.len()).rev().collect();
+            order.sort_by(|a, b| row[*b].total_cmp(&row[*a]));
+            order.into_iter().take(k).map(|s| s as i64).collect()
+        };
+        logits.iter().map(one).collect()
+    }
+
+    /// −0 and 0 are one number.
+    fn plain(logits: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        logits.iter().map(|r| r.iter().map(|v| v + 0.0).collect()).collect()
+    }
+
+    fn judge(&self, lists: &[Vec<i64>], k: usize, order: Order) -> Selected {
+        let plan = sequence(Array2::zeros((33, 1)), &(0..33).collect::<Vec<u64>>()).plan;
+        selection::judge((&plan, 0), (self.exact.view(), self.slack.view()), k, (lists, Ids::Position, order))
+    }
+}
+
+const SPARSE: [(&str, &str); 2] = [
+    ("models/glm5dims.Q4_K_M.gguf", "glm5dims.Q4_K_M"),
+    ("architectures/dsv32dims.Q4_K_M.gguf", "dsv32dims.Q4_K_M"),
+];
+
+/// A float32 engine is never accused, whatever top_k is and whichever way it breaks ties.
+#[test]
+fn honest_selections_are_clean() {
+    let (mut equal, mut rounding) = (0, 0);
+    for (file, answers) in SPARSE {
+        let c = chosen_from(file, answers, &|_| {});
+        for (i, row) in c.engine.iter().enumerate() {
+            for (s, v) in row.iter().enumerate() {
+                let off = (f64::from(*v) - c.exact[[i, s]]).abs();
+                assert!(off <= c.slack[[i, s]], "{answers} {i} {s}: {off:e} > {:e}", c.slack[[i, s]]);
+            }
+        }
+        for k in 1..34 {
+            let got = c.judge(&Chosen::lists(&Chosen::plain(&c.engine), k), k, Order::Descending);
+            assert!(got.wrong.is_empty(), "{answers} top {k}: {:?}", got.wrong);
+            (equal, rounding) = (equal + got.equal, rounding + got.rounding);
+        }
+    }
+    assert!(equal > 1500 && rounding > 0, "{equal} {rounding}");
+}
+
+/// Faults of real engines (ids, cut, relu, weights, pairs, lanes): the first token that is named is the first one that is wrong.
+#[test]
+fn planted_faults_of_selections_are_found() {
+    const K: usize = 8;
+    for (file, answers) in SPARSE {
+        let c = chosen_from(file, answers, &|_| {});
+        let good = Chosen::lists(&Chosen::plain(&c.engine), K);
+        assert_eq!(c.judge(&good, K, Order::Descending).wrong, []);
+        let with = |change: &dyn Fn(usize, &mut Vec<i64>)| {
+            let mut lists = good.clone();
+            lists.iter_mut().enumerate().for_each(|(i, l)| change(i, l));
+            c.judge(&lists, K, Order::Any).wrong
+        };
+        let first = |wrong: &[(usize, Wrong)]| wrong.first().cloned().map(|w| w.0);
+        // Lists of single tokens.
+        let (twice, from) = (good[20][3] as usize, 9);
+        let at = |token: usize, change: &dyn Fn(&mut Vec<i64>)| {
+            with(&|i, l| {
+                if i == token {
+                    change(l)
+                }
+            })
+        };
+        assert_eq!(at(20, &|l| l[7] = l[3]), [(20, Wrong::Double { position: twice })]);
+        assert_eq!(at(20, &|l| l[0] = 21), [(20, Wrong::Unseen { position: 21 })]);
+        assert_eq!(at(20, &|l| l[0] = 33), [(20, Wrong::NoKey { id: 33 })]);
+        assert_eq!(at(20, &|l| l.truncate(7)), [(20, Wrong::Count { found: 7, wanted: 8 })]);
+        assert_eq!(at(4, &|l| l.push(0)), [(4, Wrong::Double { position: 0 })]);
+        assert_eq!(at(4, &|l| l.truncate(4)), [(4, Wrong::Count { found: 4, wanted: 5 })]);
+        assert_eq!(at(20, &|l| l[5] = -1), [(20, Wrong::Padding { at: 5 })]);
+        // Stale lanes behind a short list, dense attention, the last keys, the first keys, the smallest, ids off by one.
+        assert_eq!(first(&with(&|i, l| (l.len()..K).for_each(|s| l.push((i + s) as i64)))), Some(0));
+        assert_eq!(first(&with(&|i, l| *l = (0..=i as i64).collect())), Some(8));
+        for (name, wrong) in [
+            ("last", with(&|i, l| *l = (0..=i as i64).rev().take(K).collect())),
+            ("first", with(&|i, l| *l = (0..=i as i64).take(K).collect())),
+            (
+                "smallest",
+                with(&|i, l| {
+                    *l = Chosen::lists(
+                        &Chosen::plain(
+                            &c.engine.iter().map(|r| r.iter().map(|v| -v).collect()).collect::<Vec<_>>(),
+                        ),
+                        K,
+                    )[i]
+                        .clone()
+                }),
+            ),
+            ("off by one", with(&|_, l| l.iter_mut().for_each(|s| *s = (*s - 1).max(0)))),
+        ] {
+            assert!(wrong.len() > 15, "{answers} {name}: {wrong:?}");
+            assert!(first(&wrong).is_some_and(|t| t <= from), "{answers} {name}: {wrong:?}");
+        }
+        // Logits that are wrong: the set is held against right ones.
+        let swapped = |i: &mut Indexer| {
+            i.rope.pairing = if i.rope.pairing == Pairing::Half { Pairing::Adjacent } else { Pairing::Half };
+        };
+        let turned = chosen_from(file, answers, &swapped);
+        for (name, logits, many) in [
+            ("no relu", c.float32(false, true), 5),
+            ("no weights", c.float32(true, false), 15),
+            ("other pairs", turned.engine.clone(), 15),
+        ] {
+            let wrong = c.judge(&Chosen::lists(&Chosen::plain(&logits), K), K, Order::Any).wrong;
+            assert!(wrong.len() >= many, "{answers} {name}: {}", wrong.len());
+            assert!(wrong.iter().all(|(i, w)| *i >= K && matches!(w, Wrong::Worse { .. })), "{wrong:?}");
+        }
+        // An order that was promised.
+        let mut lists = good.clone();
+        lists[20].swap(0, 7);
+        assert!(matches!(c.judge(&lists, K, Order::Descending).wrong[..], [(20, Wrong::Order { .. })]));
+        assert_eq!(c.judge(&lists, K, Order::Any).wrong, []);
+    }
 }
 
 #[test]
