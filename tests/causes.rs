@@ -94,7 +94,7 @@ fn case(requests: &[(usize, usize)], splits: usize, r: &mut Random) -> Case {
             splits,
             ..Plan::default()
         },
-        given: Given { hidden, context },
+        given: Given { hidden, context, ..Given::default() },
         notes: Vec::new(),
     }
 }

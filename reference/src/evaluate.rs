@@ -25,6 +25,7 @@ use ndarray::{Array2, ArrayView2, Axis, s};
 use rayon::prelude::*;
 use std::ops::Range;
 
+mod chosen;
 mod ranks;
 mod terms;
 
@@ -394,6 +395,9 @@ impl Evaluator<'_> {
             self.some_heads().into_iter().filter(|h| chunks.iter().any(|c| wanted(*h, c.start))).collect();
         if heads.is_empty() {
             return;
+        }
+        if let Some(chosen) = self.chosen(sequence) {
+            return self.attend_chosen(stage, form, read, chosen, visit);
         }
         let cache = (form == Form::Absorbed).then(|| {
             let all = self.gather(seq, 0..self.spec.geometry.cache());

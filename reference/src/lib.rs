@@ -4,7 +4,7 @@ The float64 reference of MLA attention: vocabulary, truth, no I/O.
 - [`stage`]: the one table of stages and weights; [`geometry`]: widths and scalars of a layer;
   [`plan`]: rows of a run; [`route`]: which form serves which of them, and in which parts; [`contract`]: roundings that an engine declares.
 - [`evaluate`]: one function a stage, from inputs to the float64 value, chunk by chunk.
-- [`elementwise`], [`attention`], [`product`]: the mathematics underneath.
+- [`elementwise`], [`attention`], [`product`]: the mathematics underneath; [`indexer`]: the keys that sparse attention keeps.
 - [`ggml`], [`dequant`]: what stored weights mean.
 
 ```
@@ -22,6 +22,7 @@ pub mod elementwise;
 pub mod evaluate;
 pub mod geometry;
 pub mod ggml;
+pub mod indexer;
 mod isa;
 pub mod key_stats;
 pub mod operands;
@@ -37,9 +38,10 @@ pub use departure::{Departure, KeyList, Mask, Only, Rescale};
 pub use evaluate::{Chunk, Evaluator, Source, Terms, Weights};
 pub use geometry::{Geometry, Pairing, Rope, Spec, Temperature};
 pub use ggml::GgmlType;
+pub use indexer::{IndexWeights, Indexer};
 pub use key_stats::KeyStats;
 pub use operands::Operands;
-pub use plan::{Given, Plan, Regime, RowName, Sequence};
+pub use plan::{Given, Plan, Regime, RowName, Selection, Sequence};
 pub use recall::Recall;
 pub use route::{Cut, Route};
 pub use stage::{Axis, Form, Phase, STAGES, Scope, Stage, WEIGHTS, Weight};

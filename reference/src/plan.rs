@@ -71,7 +71,13 @@ pub struct Given {
     pub hidden: Array2<f64>,
     /// Cache rows of each sequence's context, [context, latent+rope], on the grid of the activations.
     pub context: Vec<Array2<f64>>,
+    /// Sparse attention: the keys of each sequence that its new tokens attend to. Empty: all that they see.
+    pub selection: Vec<Selection>,
 }
+
+/// Key positions that each new token of a sequence attends to, in the order in which they are read, whatever chose them: the
+/// layer's own indexer, or that of a layer before.
+pub type Selection = Vec<Vec<usize>>;
 
 /// Rows of all stages.
 #[derive(Clone, Debug, Default)]

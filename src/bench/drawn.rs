@@ -156,7 +156,7 @@ impl<'a> Drawn<'a> {
         let case = Case {
             batch: Batch(requests.collect()),
             regimes: self.full.regimes.clone(),
-            given: Given { hidden, context },
+            given: Given { hidden, context, ..Given::default() },
             notes: Vec::new(),
             plan: self.plan,
         };

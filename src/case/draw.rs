@@ -131,7 +131,7 @@ impl Draw<'_> {
             None => hidden,
             Some(_) => hidden.select(ndarray::Axis(0), &self.batch.tokens(&plan.order())),
         };
-        let mut given = Given { hidden, context: Vec::new() };
+        let mut given = Given { hidden, ..Given::default() };
         let own = Own::new(&self, &plan, &given);
         let mut notes = Vec::new();
         given.context = plan.sequences.par_iter().map(|s| self.context(s, &own)).collect();
@@ -244,7 +244,7 @@ impl Own {
             ..plan.clone()
         };
         let hidden = given.hidden.select(ndarray::Axis(0), &last);
-        let few_given = Given { hidden, context: Vec::new() };
+        let few_given = Given { hidden, ..Given::default() };
         let kept = Kept::default();
         let contract = Contract::exact();
         let e = Evaluator {

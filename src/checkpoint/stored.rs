@@ -87,6 +87,19 @@ impl Checkpoint {
         .map(Some)
     }
 
+    /// The values of a tensor of this name with one axis of `len`, F32, F16 or BF16. None where there is none.
+    ///
+    /// # Errors
+    /// Where it can't be read, or is none such.
+    pub fn vector(&self, name: &str, len: usize) -> Result<Option<Vec<f64>>, CheckpointError> {
+        let Some(tensor) = self.tensor(name) else { return Ok(None) };
+        if tensor.shape != [len as u64] {
+            let what = format!("has shape {:?}, where {len} values should be", tensor.shape);
+            return Err(self.refuse(tensor, what, CHECK));
+        }
+        self.scales(tensor).map(Some)
+    }
+
     fn refuse(&self, tensor: &TensorInfo, what: String, advice: &str) -> CheckpointError {
         CheckpointError::new(
             format!("tensor {} {what}", tensor.name.escape_debug()),

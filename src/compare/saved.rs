@@ -351,7 +351,8 @@ impl Saved {
             own
         });
         let context = context.collect();
-        case.given = Given { hidden: hidden.block(0..hidden.rows, 0..hidden.cols), context };
+        case.given =
+            Given { hidden: hidden.block(0..hidden.rows, 0..hidden.cols), context, ..Given::default() };
         Ok(())
     }
 }

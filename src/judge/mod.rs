@@ -10,6 +10,7 @@ between `rounding` and `inconclusive` ([`conclude`]). Where something is found, 
 does another contract or convention explain it ([`menu`]), and where is it ([`localise`]).
 Where nobody declares a contract, the one that explains the bits is searched for ([`search`]).
 Where a Trace holds some tensors only, stages between two that are there are judged together ([`chain`]).
+Keys that a sparse indexer chose are judged as sets, by what rounding may do to their logits ([`selection`]).
 What one element is made of is asked while its tensor is judged ([`Ask`]).
 */
 
@@ -33,6 +34,7 @@ pub mod reduce;
 pub mod route;
 pub mod sample;
 pub mod search;
+pub mod selection;
 mod session;
 pub mod sketch;
 pub mod stats;

@@ -86,8 +86,8 @@ pub struct Architecture {
     pub value_length_counts: bool,
     /// Which layers have MLA attention.
     pub layers: Layers,
-    /// Whether a sparse indexer chooses the keys beyond top_k.
-    pub indexer: bool,
+    /// Pair order of the sparse indexer's rope; None: no indexer chooses keys.
+    pub indexer: Option<Pairing>,
     /// YaRN's multiplier.
     pub yarn: YarnMultiplier,
     /// What positions do.

@@ -149,23 +149,29 @@ pub(super) fn names(checkpoint: &Checkpoint) -> Result<(Names, Vec<usize>), Chec
     Ok((Names { prefix: prefix.to_string() }, layers))
 }
 
-struct Keys<'a> {
+pub(super) struct Keys<'a> {
     checkpoint: &'a Checkpoint,
     text: &'a Value,
 }
 
 impl<'a> Keys<'a> {
+    /// Of the text part, where the model is multimodal.
+    pub(super) fn of(checkpoint: &'a Checkpoint) -> Keys<'a> {
+        let config = checkpoint.config();
+        let text = config.get("text_config").filter(|t| t.get("kv_lora_rank").is_some()).unwrap_or(config);
+        Keys { checkpoint, text }
+    }
     fn error(&self, what: String, advice: &str) -> ModelError {
         CheckpointError::new(what, self.checkpoint.config_path().display(), advice).into()
     }
     fn missing(&self, key: &str, meaning: &str) -> ModelError {
         self.error(format!("the key {key} is missing ({meaning})"), "fetch the publisher's config.json")
     }
-    fn bad(&self, key: &str, found: impl std::fmt::Display, why: &str) -> ModelError {
+    pub(super) fn bad(&self, key: &str, found: impl std::fmt::Display, why: &str) -> ModelError {
         self.error(format!("{key} is {found}, {why}"), "compare the file with the publisher's")
     }
     /// A key that is there and not null.
-    fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
         self.text.get(key).filter(|v| !v.is_null())
     }
     fn int_of(&self, key: &str, value: Option<&Value>) -> Result<Option<usize>, ModelError> {
@@ -177,10 +183,10 @@ impl<'a> Keys<'a> {
             _ => Err(self.bad(key, short(v), "not a number that a model can have there")),
         }
     }
-    fn int(&self, key: &str) -> Result<Option<usize>, ModelError> {
+    pub(super) fn int(&self, key: &str) -> Result<Option<usize>, ModelError> {
         self.int_of(key, self.get(key))
     }
-    fn needed(&self, key: &str, meaning: &str) -> Result<usize, ModelError> {
+    pub(super) fn needed(&self, key: &str, meaning: &str) -> Result<usize, ModelError> {
         match self.int(key)? {
             Some(0) => Err(self.bad(key, 0, &format!("but {meaning} can't be 0"))),
             Some(n) => Ok(n),
@@ -203,10 +209,7 @@ fn short(v: &Value) -> String {
 
 /// Reads all that decides the mathematics.
 pub(super) fn model(checkpoint: Checkpoint) -> Result<Model, ModelError> {
-    let config = checkpoint.config();
-    // The text part of a multimodal model.
-    let text = config.get("text_config").filter(|t| t.get("kv_lora_rank").is_some()).unwrap_or(config);
-    let keys = Keys { checkpoint: &checkpoint, text };
+    let keys = Keys::of(&checkpoint);
     let arch = architecture(&keys)?;
     if let Some(Value::Bool(true)) = keys.get("attention_bias") {
         return Err(keys.bad("attention_bias", "true", "and projections with a bias are not computed here"));
@@ -242,7 +245,7 @@ pub(super) fn model(checkpoint: Checkpoint) -> Result<Model, ModelError> {
     let nextn = keys.int("num_nextn_predict_layers")?.unwrap_or(0);
     let (names, layers) = names(&checkpoint)?;
     let mtp = if layers.iter().any(|l| *l >= hidden_layers) { nextn } else { 0 };
-    let top_k = if arch.indexer {
+    let top_k = if arch.indexer.is_some() {
         Some(keys.needed("index_topk", "keys that the sparse indexer keeps")?)
     } else {
         None

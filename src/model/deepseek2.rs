@@ -12,7 +12,7 @@ pub static DEEPSEEK2: Architecture = Architecture {
     no_value_length: NoValueLength::Refused,
     value_length_counts: true,
     layers: Layers::All,
-    indexer: false,
+    indexer: None,
     yarn: YarnMultiplier::Tenth,
     rotation: Rotation::Pairs(Pairing::Adjacent),
     factors: false,

@@ -12,7 +12,7 @@ pub static DEEPSEEK32: Architecture = Architecture {
     no_value_length: NoValueLength::Refused,
     value_length_counts: true,
     layers: Layers::All,
-    indexer: true,
+    indexer: Some(Pairing::Half),
     yarn: YarnMultiplier::Tenth,
     rotation: Rotation::Pairs(Pairing::Adjacent),
     factors: false,

@@ -12,7 +12,7 @@ pub static GLM_DSA: Architecture = Architecture {
     no_value_length: NoValueLength::Refused,
     value_length_counts: true,
     layers: Layers::All,
-    indexer: true,
+    indexer: Some(Pairing::Adjacent),
     yarn: YarnMultiplier::Ignored,
     rotation: Rotation::Pairs(Pairing::Adjacent),
     factors: false,

@@ -11,7 +11,7 @@ pub static KIMI_LINEAR: Architecture = Architecture {
     no_value_length: NoValueLength::Refused,
     value_length_counts: false,
     layers: Layers::ByHeadCountKv,
-    indexer: false,
+    indexer: None,
     yarn: YarnMultiplier::Plain,
     rotation: Rotation::None,
     factors: false,

@@ -12,7 +12,7 @@ pub static MINICPM3: Architecture = Architecture {
     no_value_length: NoValueLength::HiddenPerHead,
     value_length_counts: true,
     layers: Layers::All,
-    indexer: false,
+    indexer: None,
     yarn: YarnMultiplier::Plain,
     rotation: Rotation::Pairs(Pairing::Half),
     factors: true,

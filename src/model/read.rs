@@ -12,16 +12,16 @@ pub(super) fn file(gguf: &Gguf) -> String {
     gguf.parts().first().map(|p| p.path().display().to_string()).unwrap_or_default()
 }
 
-struct Keys<'a> {
-    gguf: &'a Gguf,
-    arch: &'static Architecture,
+pub(super) struct Keys<'a> {
+    pub(super) gguf: &'a Gguf,
+    pub(super) arch: &'static Architecture,
 }
 
 impl Keys<'_> {
-    fn key(&self, name: &str) -> String {
+    pub(super) fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.arch.name)
     }
-    fn int(&self, name: &str) -> Result<Option<usize>, ModelError> {
+    pub(super) fn int(&self, name: &str) -> Result<Option<usize>, ModelError> {
         let key = self.key(name);
         let value = self.gguf.metadata().u64(&key)?;
         match value.map(u32::try_from) {
@@ -30,7 +30,7 @@ impl Keys<'_> {
             Some(Err(_)) => Err(self.bad(&key, value.unwrap_or(0), "more than any model has".into())),
         }
     }
-    fn needed(&self, name: &str, meaning: &'static str) -> Result<usize, ModelError> {
+    pub(super) fn needed(&self, name: &str, meaning: &'static str) -> Result<usize, ModelError> {
         let v = self.int(name)?.ok_or_else(|| self.missing(name, meaning))?;
         if v == 0 {
             return Err(self.bad(&self.key(name), v, format!("but {meaning} can't be 0")));
@@ -50,7 +50,7 @@ impl Keys<'_> {
     fn missing(&self, name: &str, meaning: &'static str) -> ModelError {
         ModelError::MissingKey { key: self.key(name), meaning, file: file(self.gguf) }
     }
-    fn bad(&self, key: &str, found: impl std::fmt::Display, why: String) -> ModelError {
+    pub(super) fn bad(&self, key: &str, found: impl std::fmt::Display, why: String) -> ModelError {
         ModelError::BadKey {
             key: key.to_string(),
             found: found.to_string(),
@@ -79,8 +79,9 @@ pub(super) fn model(gguf: Gguf) -> Result<Model, ModelError> {
     let blocks = keys.needed("block_count", "number of layers")?;
     let numbers = numbers(&keys, geometry.rope)?;
     let kv_heads = kv_heads(&keys, blocks)?;
-    let top_k = if arch.indexer { keys.int("attention.indexer.top_k")?.filter(|k| *k > 0) } else { None };
-    if arch.indexer && top_k.is_none() {
+    let top_k =
+        if arch.indexer.is_some() { keys.int("attention.indexer.top_k")?.filter(|k| *k > 0) } else { None };
+    if arch.indexer.is_some() && top_k.is_none() {
         return Err(keys.missing("attention.indexer.top_k", "keys that the sparse indexer keeps"));
     }
     let context_length = keys.int("context_length")?.map(|v| v as u64);

@@ -122,7 +122,7 @@ impl Common {
                 splits: self.splits,
                 ..Plan::default()
             },
-            given: Given { hidden, context },
+            given: Given { hidden, context, ..Given::default() },
             notes: Vec::new(),
         }
     }

@@ -70,6 +70,7 @@ pub fn arrays(path: &Path) -> HashMap<String, ArrayD<f64>> {
                     t.data().as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect()
                 }
                 Dtype::I64 => t.data().as_chunks().0.iter().map(|b| i64::from_le_bytes(*b) as f64).collect(),
+                Dtype::BOOL => t.data().iter().map(|b| f64::from(*b)).collect(),
                 other => panic!("{name} is {other:?}"),
             };
             (name, ArrayD::from_shape_vec(IxDyn(t.shape()), values).unwrap())
@@ -129,7 +130,7 @@ pub fn sequence(hidden: Array2<f64>, positions: &[u64]) -> Case {
             splits: 1,
             ..Plan::default()
         },
-        given: Given { hidden, context: vec![Array2::zeros((0, 0))] },
+        given: Given { hidden, context: vec![Array2::zeros((0, 0))], ..Given::default() },
         notes: Vec::new(),
     }
 }

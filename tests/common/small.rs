@@ -149,7 +149,7 @@ pub fn case(requests: &[(usize, usize)], splits: usize, pages: u64, dtype: DType
             splits,
             ..Plan::default()
         },
-        given: Given { hidden, context },
+        given: Given { hidden, context, ..Given::default() },
         notes: Vec::new(),
     }
 }

@@ -186,7 +186,7 @@ fn of_pieces(case: &Case, pieces: &[Piece], written: &dyn Fn(usize) -> Vec<f64>)
         sequences,
         ..plan.clone()
     };
-    let given = Given { hidden: case.given.hidden.select(Axis(0), &tokens), context };
+    let given = Given { hidden: case.given.hidden.select(Axis(0), &tokens), context, ..Given::default() };
     let case = Case { batch: Batch(requests), plan, given, ..case.clone() };
     Changed { case, origin: Origin { tokens, sequences: origins } }
 }
@@ -365,7 +365,7 @@ mod tests {
         let plan =
             Plan { positions, token_request, sequences, page_size: 2, pages, splits: 1, ..Plan::default() };
         let regimes = Regime::ALL.to_vec();
-        Case { batch, regimes, plan, given: Given { hidden, context }, notes: Vec::new() }
+        Case { batch, regimes, plan, given: Given { hidden, context, ..Given::default() }, notes: Vec::new() }
     }
 
     fn run(made: Result<Made, String>) -> Changed {
