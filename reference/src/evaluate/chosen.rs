@@ -109,7 +109,11 @@ impl Evaluator<'_> {
             [] => Vec::new(),
             gone => (0..n).filter(|t| gone.binary_search(&list[*t]).is_ok()).collect(),
         };
-        let slip = Slip { gone: &gone, no_rescale: self.departure.is_some_and(|d| d.no_rescale) };
+        let slip = self.departure.map_or(Slip { gone: &gone, ..Slip::default() }, |d| Slip {
+            gone: &gone,
+            rescale: d.rescale,
+            no_last_rescale: d.no_last_rescale,
+        });
         let mut ranges = self.contract.split_ranges(n);
         let Some((all, own)) = read.parts else {
             let row = read.rows.start + i..read.rows.start + i + 1;
