@@ -27,8 +27,8 @@ use mla_reference::attention::{Head, attend_as, merge_weights_as, strided};
 use mla_reference::departure::{Rescale, Slip};
 use mla_reference::product::{Dense, Rows};
 use mla_reference::{
-    Accumulate, Contract, Form, Geometry, Given, KeyStats, Pairing, Plan, Regime, Rope, Sequence, Softmax,
-    Spec, Stage, Weight,
+    Accumulate, Contract, Form, Geometry, Given, KeyList, KeyStats, Pairing, Plan, Regime, Rope, Sequence,
+    Softmax, Spec, Stage, Weight,
 };
 use std::collections::HashMap;
 
@@ -865,7 +865,9 @@ fn slips_of_attention_are_what_they_say() {
     let s = |i: usize, t: usize| 0.7 * (0..8).map(|j| q[[i, j]] * k[[t, j]]).sum::<f64>();
     let mean = |w: &[f64], j: usize| (0..20).map(|t| w[t] * v[[t, j]]).sum::<f64>() / w.iter().sum::<f64>();
     let gone = attend_as(&head, 0..20, &contract, Slip { gone: &[3, 17], ..Slip::default() });
-    let stuck = attend_as(&head, 0..20, &contract, Slip { rescale: Rescale::Neither, ..Slip::default() });
+    let as_to = |rescale| attend_as(&head, 0..20, &contract, Slip { rescale, ..Slip::default() });
+    let stuck = as_to(Rescale::Neither);
+    let (output, sum) = (as_to(Rescale::Output), as_to(Rescale::Sum));
     for i in 0..2 {
         let sees = |t: usize| t < 19 + i;
         let without: Vec<f64> =
@@ -877,12 +879,24 @@ fn slips_of_attention_are_what_they_say() {
             most = tile.clone().filter(|t| sees(*t)).map(|t| s(i, t)).fold(most, f64::max);
             tile.filter(|t| sees(*t)).for_each(|t| kept[t] = (s(i, t) - most).exp());
         }
+        let right: Vec<f64> = (0..20).map(|t| if sees(t) { (s(i, t) - most).exp() } else { 0.0 }).collect();
+        let over = |w: &[f64], l: &[f64], j: usize| {
+            (0..20).map(|t| w[t] * v[[t, j]]).sum::<f64>() / l.iter().sum::<f64>()
+        };
         for j in 0..4 {
+            assert!((output.x[[i, j]] - over(&right, &kept, j)).abs() < 1e-12);
+            assert!((sum.x[[i, j]] - over(&kept, &right, j)).abs() < 1e-12);
             assert!((gone.x[[i, j]] - mean(&without, j)).abs() < 1e-12);
             assert!((stuck.x[[i, j]] - mean(&kept, j)).abs() < 1e-12);
         }
         assert!((gone.lse[i] - without.iter().sum::<f64>().ln()).abs() < 1e-12);
     }
+    // An lse sees the row sum alone.
+    assert!(output.lse == stuck.lse && sum.lse != stuck.lse);
+    // A key twice, and one of zeros behind the last.
+    let read = KeyList { source: vec![0, 19, 19, 20], place: vec![0, 19, 19, 19] }.of(&k);
+    assert_eq!([read.row(1), read.row(2)], [k.row(19), k.row(19)]);
+    assert!(read.row(0) == k.row(0) && read.row(3).iter().all(|v| *v == 0.0));
     // Weights of splits: equal at power 0, their exponential at 1.
     let (w, _) = merge_weights_as(&[1.0, 3.0, f64::NEG_INFINITY], 0.0);
     assert_eq!(w, [0.5, 0.5, 0.0]);
