@@ -13,6 +13,7 @@ mod parse;
 mod spoil;
 mod stack;
 mod words;
+mod written;
 
 pub use apply::{Alter, FaultyWeights};
 pub use damage::Damage;
