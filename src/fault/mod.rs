@@ -15,6 +15,7 @@ mod spoil;
 mod stack;
 pub mod text;
 mod words;
+mod written;
 
 pub use apply::{Alter, FaultyWeights};
 pub use damage::Damage;

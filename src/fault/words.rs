@@ -3,12 +3,12 @@ Names of faults of weights, tensors, rope, positions and of the engine's inside,
 makes.
 */
 
+use super::Counted;
 use super::damage::Damage;
 use super::spoil::Spoil;
-use super::{Counted, Kind};
 use crate::engine::cpu::Seams;
 use crate::engine::cpu::slips::{Lost, Merging, Norming, Paging, Part, Sight, Turning};
-use mla_reference::{Stage, Weight};
+use mla_reference::Stage;
 
 /// What stands behind the equals sign.
 #[derive(Clone, Copy)]
@@ -38,7 +38,7 @@ impl Value<'_> {
 }
 
 /// What stands behind the at sign, and what a name makes of it.
-enum Make {
+pub(super) enum Make {
     /// A weight must be named.
     Weight(fn(Value) -> Option<Spoil>),
     /// None may be.
@@ -61,14 +61,14 @@ enum Make {
 pub(super) struct Word {
     pub form: &'static str,
     pub text: &'static str,
-    make: Make,
+    pub make: Make,
 }
 
 const fn word(form: &'static str, text: &'static str, make: Make) -> Word {
     Word { form, text, make }
 }
 
-fn seam(set: impl FnOnce(&mut Seams)) -> Seams {
+pub(super) fn seam(set: impl FnOnce(&mut Seams)) -> Seams {
     let mut seams = Seams::default();
     set(&mut seams);
     seams
@@ -379,60 +379,3 @@ pub(super) static WORDS: &[Word] = &[
         }),
     ),
 ];
-
-impl Word {
-    fn name(&self) -> &'static str {
-        self.form.split(['=', '@', '[']).next().unwrap_or(self.form)
-    }
-
-    /// The one with this name.
-    pub fn find(name: &str) -> Option<&'static Word> {
-        WORDS.iter().find(|w| w.name() == name)
-    }
-
-    /// The kind of fault and the tensor that it acts on; Err: what is wrong with the text.
-    pub fn kind(&self, value: Option<&str>, at: Option<&str>) -> Result<(Kind, Option<Stage>), String> {
-        let given = value.map_or("no value".to_string(), |v| format!("'{v}'"));
-        let bad = || format!("{given} is not what {} takes", self.name());
-        let value = Value(value);
-        let stage = || {
-            at.map(|t| Stage::from_name(t).ok_or_else(|| format!("'{t}' is not a tensor of the table")))
-                .transpose()
-        };
-        let alone = || match at {
-            None => Ok(()),
-            Some(_) => Err(format!("{} takes no tensor", self.name())),
-        };
-        match &self.make {
-            Make::Weight(make) => {
-                let text = at.ok_or("a weight is missing")?;
-                let weight = Weight::from_name(text).ok_or_else(|| format!("'{text}' is no weight"))?;
-                Ok((Kind::Spoil(make(value).ok_or_else(bad)?, Some(weight)), None))
-            }
-            Make::Weights(make) => {
-                alone().and_then(|()| Ok((Kind::Spoil(make(value).ok_or_else(bad)?, None), None)))
-            }
-            Make::Tensor(usual, make) => {
-                Ok((Kind::Damage(make(value).ok_or_else(bad)?), Some(stage()?.unwrap_or(*usual))))
-            }
-            Make::Rope(make) => match stage()? {
-                Some(s) if !matches!(s, Stage::Q | Stage::KPe) => Err("only q and k_pe are rotated".into()),
-                s => Ok((Kind::Turned(make(value).ok_or_else(bad)?), s)),
-            },
-            Make::Positions(make) => {
-                alone().and_then(|()| Ok((Kind::Counted(make(value).ok_or_else(bad)?), None)))
-            }
-            Make::Inside(make) => {
-                alone().and_then(|()| Ok((Kind::Inside(make(value).ok_or_else(bad)?), None)))
-            }
-            Make::Stack(make) => alone().and_then(|()| Ok((Kind::CutAt(make(value).ok_or_else(bad)?), None))),
-            Make::Norm(make) => match stage()? {
-                Some(s @ (Stage::AttnIn | Stage::QANormed | Stage::KvCNormed)) => {
-                    let slip = make(value).ok_or_else(bad)?;
-                    Ok((Kind::Inside(seam(|seams| seams.norm = Some((s, slip)))), None))
-                }
-                _ => Err("a normed tensor is missing: attn_in, q_a_normed or kv_c_normed".into()),
-            },
-        }
-    }
-}

@@ -258,7 +258,10 @@ pub fn lines_of(u: &Unit) -> String {
         Some(Axis::Key) => "keys".into(),
         Some(Axis::Page) => "slots".into(),
         Some(Axis::Token) => "tokens".into(),
-        Some(a) => format!("rows ({})", a.name()),
+        Some(_) => {
+            let all: Vec<&str> = u.axes[..u.axes.len() - 1].iter().map(|a| a.name()).collect();
+            format!("rows ({})", all.join(", "))
+        }
         None => "rows".into(),
     }
 }

@@ -10,6 +10,7 @@ stages, never from what the judge said of it; where the judge falls short of the
 mod attention;
 mod elementwise;
 mod memory;
+mod merge;
 mod weights;
 
 use mla_numeric::DType;
@@ -197,7 +198,7 @@ impl Row {
 /// All rows, family by family.
 pub fn all() -> &'static [Row] {
     static ALL: LazyLock<Vec<Row>> = LazyLock::new(|| {
-        let mut all = [weights::ROWS, elementwise::ROWS, memory::ROWS, attention::ROWS].concat();
+        let mut all = [weights::ROWS, elementwise::ROWS, memory::ROWS, attention::ROWS, merge::ROWS].concat();
         all.sort_by_key(|r| r.family);
         all
     });

@@ -205,7 +205,7 @@ pub(super) const ROWS: &[Row] = &[
         "weight-gain=1.3125@w_o",
         "a scale is rounded to a power of two after the values were quantised with the exact one",
         &["w_o"],
-        &["w_o × 1.31"],
+        &["w_o × 1.3125"],
     )
     .of(&["sgl-project/sglang#28418"])
     .seen_by_norms(),

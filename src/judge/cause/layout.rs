@@ -147,6 +147,11 @@ fn columns<'a>(scene: &Scene<'a>) -> Option<Hypothesis<'a>> {
     if wrong.is_empty() || wrong.len() == t.cols {
         return None;
     }
+    // Heads that are zero throughout are said to be that ([`super::rows`]).
+    let in_head = |h: usize| wrong.iter().filter(|c| **c / scene.width == h).count();
+    if (0..scene.heads).all(|h| in_head(h) == 0 || in_head(h) == scene.width) {
+        return None;
+    }
     let mut tensor = scene.copy_of();
     for &r in &scene.rows {
         wrong.iter().for_each(|c| tensor.set_bits(r, *c, scene.rounded.bits(r, *c)));

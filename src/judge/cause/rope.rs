@@ -160,7 +160,8 @@ fn table<'a>(scene: &Scene<'a>) -> Option<(u64, Change<'a>)> {
     let change =
         |end: u64| Change::plan(plan, |p: &mut Plan| p.positions.iter_mut().for_each(|v| *v = (*v).min(end)));
     let some: Vec<usize> = wrong.iter().copied().take(16).collect();
-    let ends = (most..least).rev().take(ENDS);
+    // At position 0 nothing is rotated: that has a name of its own.
+    let ends = (most.max(1)..least).rev().take(ENDS);
     let share = |end: u64| scene.aside_share(&change(end), &some, &[]);
     let (_, end) = ends.map(|e| (share(e), e)).min_by(|a, b| a.0.total_cmp(&b.0))?;
     Some((end, change(end)))

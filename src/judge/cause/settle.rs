@@ -24,44 +24,42 @@ fn names(c: &Cause) -> impl Iterator<Item = &String> {
 pub fn settle(units: &mut [Unit]) {
     let found: Vec<(String, Cause)> =
         origins(units).filter_map(|u| Some((u.title(), cause(u)?.clone()))).collect();
+    // A tensor's other phases and forms first: they have the most in common with it.
+    let tensor = |title: &str| title.split(',').next().and_then(|t| t.rsplit('/').next()).map(str::to_string);
     for u in units.iter_mut() {
         let title = u.title();
         let Some(Diagnosis::Cause(own)) = &mut u.diagnosis else { continue };
-        let Some(settled) = settled(own, found.iter().filter(|(t, _)| *t != title)) else { continue };
-        *own = settled;
+        let others = || found.iter().filter(|(t, _)| *t != title);
+        let same = settled(own, others().filter(|(t, _)| tensor(t) == tensor(&title)));
+        if let Some(settled) = same.or_else(|| settled(own, others())) {
+            *own = settled;
+        }
     }
 }
 
 /// The cause with the names that are left; None where nothing changes.
 fn settled<'f>(own: &Cause, others: impl Iterator<Item = &'f (String, Cause)>) -> Option<Cause> {
     let all: Vec<&String> = names(own).collect();
-    let (mut left, mut by) = (all.clone(), None);
-    for (title, other) in others {
-        let both: Vec<&String> = left.iter().copied().filter(|n| names(other).any(|m| m == *n)).collect();
-        let related = all.iter().any(|n| names(other).any(|m| m == *n));
-        if related && both.is_empty() {
-            return None;
-        }
-        if related && both.len() < left.len() {
-            // The sentence is known of the first name of each alone.
-            by = by.or_else(|| both.contains(&&other.name).then_some((title, other)));
-            left = both;
-        }
-    }
-    let rest = |first: &String| left.iter().filter(|n| **n != first).map(|n| n.to_string()).collect();
-    let (title, other) = by.filter(|_| left.len() < all.len())?;
-    let (from, first) = if left.contains(&&own.name) { (own, &own.name) } else { (other, &other.name) };
-    if !left.contains(&first) {
+    let others: Vec<&(String, Cause)> =
+        others.filter(|(_, o)| all.iter().any(|n| names(o).any(|m| m == *n))).collect();
+    let left: Vec<&String> =
+        all.iter().copied().filter(|n| others.iter().all(|(_, o)| names(o).any(|m| m == *n))).collect();
+    if left.is_empty() || left.len() == all.len() {
         return None;
     }
+    // The sentence is known of the first name of each alone.
+    let from = match left.contains(&&own.name) {
+        true => own,
+        false => others.iter().map(|(_, o)| o).find(|o| left.contains(&&o.name))?,
+    };
     Some(Cause {
-        name: first.clone(),
+        name: from.name.clone(),
         family: from.family,
-        text: format!("{}; of {} that fit here it also fits {title}", from.text, all.len()),
+        text: format!("{}; of {} that fit here it also fits other tensors at fault", from.text, all.len()),
         effect: from.effect,
         tried: own.tried,
         runner_up: own.runner_up.clone(),
-        ambiguous_with: rest(first),
+        ambiguous_with: left.iter().filter(|n| ***n != from.name).map(|n| n.to_string()).collect(),
     })
 }
 
@@ -92,7 +90,7 @@ mod tests {
     fn names_are_narrowed_by_the_other_tensors() {
         assert_eq!(left(&["a", "b", "c"], &[&["b"]]), ["b"]);
         assert_eq!(left(&["a", "b", "c"], &[&["c", "a"]]), ["a", "c"]);
-        assert_eq!(left(&["a", "b", "c"], &[&["a", "b"], &["b", "c"]]), ["b"]);
+        assert_eq!(left(&["a", "b", "c"], &[&["a", "b"], &["b", "c"], &["b"]]), ["b"]);
         // Another fault's name says nothing; contradictions leave all.
         assert_eq!(left(&["a", "b"], &[&["x"]]), ["a", "b"]);
         assert_eq!(left(&["a", "b"], &[&["a"], &["b"]]), ["a", "b"]);
@@ -101,7 +99,7 @@ mod tests {
     #[test]
     fn the_sentence_is_that_of_the_name() {
         let c = settled(&of(&["a", "b"]), [("lse, prefill".to_string(), of(&["b"]))].iter()).unwrap();
-        assert_eq!(c.text, "b is so; of 2 that fit here it also fits lse, prefill");
+        assert_eq!(c.text, "b is so; of 2 that fit here it also fits other tensors at fault");
         assert!(settled(&of(&["a"]), [("lse".to_string(), of(&["a"]))].iter()).is_none());
     }
 }
