@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
 fn suite(rows: Vec<Row>) -> Suite {
-    let plan = Plan { rows, base: Options::default(), sizes: false };
+    let plan = Plan { rows, inside: Vec::new(), base: Options::default(), sizes: false };
     suite::run(&plan, &|o| check::engine(o), &|_| ()).unwrap()
 }
 

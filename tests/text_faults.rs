@@ -3,9 +3,6 @@ Every fault inside a kernel, on the PTX machine, in the small run that makes it 
 the one that the row says, with the cause or the finding that it says; and the same run without it is clean.
 */
 
-#[path = "common/small.rs"]
-#[allow(dead_code)]
-mod small;
 #[path = "common/texts.rs"]
 mod texts;
 

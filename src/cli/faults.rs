@@ -5,6 +5,7 @@ use super::out::{Failure, Output};
 use super::run::{self, EngineArg};
 use crate::check::{self, Options};
 use crate::fault::catalogue::{self, FAMILIES, Row};
+use crate::fault::text::{self, Mutation};
 use crate::fault::{self};
 use crate::report::faults;
 use crate::suite::{self, Plan, Suite};
@@ -22,8 +23,8 @@ use std::path::{Path, PathBuf};
 
 Exit codes: 0 every fault is caught, none is named wrongly, no clean run is accused; 1 otherwise.")]
 pub struct FaultsArgs {
-    /// Faults of the catalogue by name [default: all]
-    #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(catalogue::all().iter().map(|r| r.name)), hide_possible_values = true)]
+    /// Faults of the catalogue, or inside kernels, by name [default: all]
+    #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(named()), hide_possible_values = true)]
     names: Vec<String>,
     /// Families, a comma list [default: all]
     #[arg(long, value_name = "F", value_delimiter = ',', value_parser = PossibleValuesParser::new(FAMILIES.iter().map(|f| f.name)), hide_possible_values = true)]
@@ -45,10 +46,15 @@ pub struct FaultsArgs {
     list: bool,
 }
 
-fn chosen(args: &FaultsArgs) -> Vec<Row> {
-    let any = |list: &[String], name: &str| list.is_empty() || list.iter().any(|n| n == name);
-    let hit = |r: &&Row| any(&args.names, r.name) && any(&args.family, r.family);
-    catalogue::all().iter().filter(hit).copied().collect()
+fn named() -> impl Iterator<Item = &'static str> {
+    catalogue::all().iter().map(|r| r.name).chain(text::all().iter().map(|m| m.name))
+}
+
+impl FaultsArgs {
+    fn wants(&self, name: &str, family: &str) -> bool {
+        let any = |list: &[String], name: &str| list.is_empty() || list.iter().any(|n| n == name);
+        any(&self.names, name) && any(&self.family, family)
+    }
 }
 
 /// Runs the command.
@@ -60,20 +66,25 @@ pub fn main(args: &FaultsArgs, out: &mut Output) -> Result<u8, Failure> {
             path.display()
         )));
     }
-    let rows = chosen(args);
+    let rows: Vec<Row> = catalogue::all().iter().filter(|r| args.wants(r.name, r.family)).copied().collect();
+    let engine = || judged_engine(args.engine);
+    // On an engine that runs no kernel files they are named only where they were asked for.
+    let kernels = args.list || !args.names.is_empty() || engine()?.runs_kernels();
+    let inside: Vec<&'static Mutation> =
+        text::all().iter().filter(|m| kernels && args.wants(m.name, m.family)).collect();
     if args.list {
-        out.print(&faults::list(&rows, fault::names()))?;
+        out.print(&faults::list(&rows, &inside, fault::names()))?;
         return Ok(0);
     }
-    if rows.is_empty() {
+    if rows.is_empty() && inside.is_empty() {
         return Err(Failure::Input(
             "no fault of the catalogue has these names and families\n  where: NAME, --family\n  do: see mla-check faults --list".into(),
         ));
     }
-    let base = Options { engine: judged_engine(args.engine)?, gpu: args.gpu, ..Options::default() };
-    let bar = out.progress(rows.len() as u64);
+    let base = Options { engine: engine()?, gpu: args.gpu, ..Options::default() };
+    let bar = out.progress((rows.len() + inside.len()) as u64);
     bar.set_message("faults");
-    let plan = Plan { rows, base, sizes: !args.no_sizes };
+    let plan = Plan { rows, inside, base, sizes: !args.no_sizes };
     let result = suite::run(&plan, &|o| check::engine(o), &|_| bar.inc(1));
     bar.finish_and_clear();
     let report = result.map_err(run::failure)?;

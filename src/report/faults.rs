@@ -1,6 +1,7 @@
 /*! The fault suite as text, at most 80 columns wide. */
 
 use crate::fault::catalogue::Row;
+use crate::fault::text::{Mutation, PREFIX};
 use crate::suite::{Count, Naming, Outcome, Suite, Tried};
 use std::fmt::Write;
 
@@ -151,13 +152,24 @@ fn wrapped(out: &mut String, text: &str) {
 }
 
 /// The catalogue.
-pub fn list<'n>(rows: &[Row], names: impl Iterator<Item = (&'n str, &'n str)>) -> String {
+pub fn list<'n>(
+    rows: &[Row],
+    inside: &[&Mutation],
+    names: impl Iterator<Item = (&'n str, &'n str)>,
+) -> String {
     let mut out = String::new();
     for r in rows {
         let _ = writeln!(out, "{} {:26} {}", r.family, r.name, r.text(None));
         wrapped(&mut out, &format!("    {}", r.what));
         if !r.issues.is_empty() {
             wrapped(&mut out, &format!("    {}", r.issues.join(" ")));
+        }
+    }
+    for m in inside {
+        let _ = writeln!(out, "{} {:26} {PREFIX}{}", m.family, m.name, m.name);
+        wrapped(&mut out, &format!("    {} ({})", m.broken, m.kernel));
+        if !m.issues.is_empty() {
+            wrapped(&mut out, &format!("    {}", m.issues.join(" ")));
         }
     }
     let _ = writeln!(out, "\n--fault takes any of these and:");

@@ -6,9 +6,11 @@ right tensor the first, was its cause named rightly, how small may it be, and wh
 of the same tensors. A cause is right only if every name that was given is; a wrong name anywhere in the run counts as wrong.
 */
 
+pub mod inside;
 pub mod measures;
 mod outcome;
 mod runs;
+mod small;
 
 pub use outcome::{Alarm, Count, Naming, Outcome, Score, Suite, Tried};
 
@@ -16,6 +18,7 @@ use crate::check::{CheckError, EngineKind, Options};
 use crate::engine::stack::QkvA;
 use crate::fault::Fault;
 use crate::fault::catalogue::{FAMILIES, Row, Setup};
+use crate::fault::text::Mutation;
 use crate::judge::Verdict;
 use crate::study::Engines;
 use measures::Said;
@@ -27,6 +30,8 @@ use runs::{Ran, Subject};
 pub struct Plan {
     /// Rows.
     pub rows: Vec<Row>,
+    /// Faults inside kernels.
+    pub inside: Vec<&'static Mutation>,
     /// What all runs share: the engine and where it computes.
     pub base: Options,
     /// Whether the smallest size is looked for.
@@ -49,7 +54,7 @@ pub fn run(plan: &Plan, engines: &Engines, progress: &(dyn Fn(&str) + Sync)) -> 
     let twins: Vec<Ran> =
         setups.par_iter().map(|s| subject.run(&options(&plan.base, s), true)).collect::<Result<_, _>>()?;
     let twin = |s: &Setup| setups.iter().position(|t| t == s).map(|i| &twins[i]);
-    let faults: Vec<Tried> = plan
+    let mut faults: Vec<Tried> = plan
         .rows
         .par_iter()
         .map(|row| {
@@ -59,13 +64,17 @@ pub fn run(plan: &Plan, engines: &Engines, progress: &(dyn Fn(&str) + Sync)) -> 
             Tried { seconds: began.elapsed().as_secs_f64(), ..tried }
         })
         .collect();
-    let false_alarms: Vec<Alarm> = setups
+    let mut false_alarms: Vec<Alarm> = setups
         .iter()
         .zip(&twins)
         .filter(|(_, ran)| ran.verdict.exit(false) != 0)
         .map(|(s, ran)| Alarm { options: in_words(s), what: ran.alarm() })
         .collect();
-    let score = score(&faults, &false_alarms, twins.len());
+    let (inside, alarms, more) = inside::run(&plan.inside, &plan.base, engines, progress)?;
+    faults.extend(inside);
+    faults.sort_by_key(|t| t.family);
+    false_alarms.extend(alarms);
+    let score = score(&faults, &false_alarms, twins.len() + more);
     let due = |f: &&crate::fault::catalogue::Family| f.without.is_some();
     Ok(Suite {
         schema: "mla-check.faults/1",
@@ -142,10 +151,10 @@ fn one(plan: &Plan, subject: &Subject, row: &Row, twin: Option<&Ran>) -> Tried {
         outcome: Outcome::Missed,
         why: None,
         first: None,
-        first_expected: row.first,
+        first_expected: row.first.to_vec(),
         first_right: false,
         causes: Vec::new(),
-        cause_expected: row.cause,
+        cause_expected: row.cause.to_vec(),
         cause: if row.cause.is_empty() { Naming::Nameless } else { Naming::Unnamed },
         smallest: None,
         sizes: row.sizes,
@@ -181,7 +190,7 @@ fn one(plan: &Plan, subject: &Subject, row: &Row, twin: Option<&Ran>) -> Tried {
         tried.first = Some(first.title());
     }
     let names = ran.causes();
-    tried.cause = naming(row, &names);
+    tried.cause = naming(row.cause, &names);
     tried.causes = names.into_iter().map(|(at, names)| format!("{at}: {}", names.join(" or "))).collect();
     if let Some(twin) = twin {
         tried.first_measures = ran.first_tensor().and_then(|id| measures::of(&ran, twin, id));
@@ -210,10 +219,10 @@ fn fits(name: &str, right: &str) -> bool {
 }
 
 /// What the names that were given are worth: each tensor's list of names that fit it.
-fn naming(row: &Row, given: &[(String, Vec<String>)]) -> Naming {
-    let fits = |name: &String| row.cause.iter().any(|c| fits(name, c));
+fn naming(expected: &[&str], given: &[(String, Vec<String>)]) -> Naming {
+    let fits = |name: &String| expected.iter().any(|c| fits(name, c));
     let wrong = |names: &Vec<String>| !names.iter().any(fits);
-    match (given.is_empty(), row.cause.is_empty()) {
+    match (given.is_empty(), expected.is_empty()) {
         (true, true) => Naming::Nameless,
         (true, false) => Naming::Unnamed,
         _ if given.iter().any(|(_, names)| wrong(names)) => Naming::Wrong,
@@ -240,7 +249,7 @@ fn score(faults: &[Tried], alarms: &[Alarm], twins: usize) -> Score {
     };
     Score {
         caught: Count::of(apply(), |t| t.outcome == Outcome::Caught),
-        first: Count::of(caught(), |t| t.first_right),
+        first: Count::of(caught().filter(|t| !t.first_expected.is_empty()), |t| t.first_right),
         cause: Count::of(caught().filter(|t| !t.cause_expected.is_empty()), |t| t.cause == Naming::Right),
         named_wrongly: faults.iter().filter(|t| t.cause == Naming::Wrong).count(),
         false_alarms: Count { n: alarms.len(), of: twins },
@@ -270,14 +279,14 @@ mod tests {
                 .map(|n| ("o".to_string(), n.iter().map(|n| n.to_string()).collect()))
                 .collect::<Vec<_>>()
         };
-        assert_eq!(naming(&row, &given(&[])), Naming::Unnamed);
-        assert_eq!(naming(&row, &given(&[&["key 3 left out"]])), Naming::Right);
-        assert_eq!(naming(&row, &given(&[&["key 3 left out", "mask -1"]])), Naming::Ambiguous);
-        assert_eq!(naming(&row, &given(&[&["key 3 left out"], &["mask -1"]])), Naming::Wrong);
+        assert_eq!(naming(row.cause, &given(&[])), Naming::Unnamed);
+        assert_eq!(naming(row.cause, &given(&[&["key 3 left out"]])), Naming::Right);
+        assert_eq!(naming(row.cause, &given(&[&["key 3 left out", "mask -1"]])), Naming::Ambiguous);
+        assert_eq!(naming(row.cause, &given(&[&["key 3 left out"], &["mask -1"]])), Naming::Wrong);
         assert!(fits("output × 1.099998 | off", "output × 1.1") && !fits("output × 1.11", "output × 1.1"));
         assert!(fits("output × 1/2 | off", "output × 1/2") && !fits("head 1 × 1.1", "output × 1.1"));
         let nameless = Row { cause: &[], ..row };
-        assert_eq!(naming(&nameless, &given(&[])), Naming::Nameless);
-        assert_eq!(naming(&nameless, &given(&[&["mask -1"]])), Naming::Wrong);
+        assert_eq!(naming(nameless.cause, &given(&[])), Naming::Nameless);
+        assert_eq!(naming(nameless.cause, &given(&[&["mask -1"]])), Naming::Wrong);
     }
 }

@@ -56,13 +56,13 @@ pub struct Tried {
     /// The first tensor at fault.
     pub first: Option<String>,
     /// Those of which it should be one.
-    pub first_expected: &'static [&'static str],
+    pub first_expected: Vec<&'static str>,
     /// Whether it is.
     pub first_right: bool,
     /// Causes that were named, tensor by tensor.
     pub causes: Vec<String>,
     /// What they should say.
-    pub cause_expected: &'static [&'static str],
+    pub cause_expected: Vec<&'static str>,
     /// Whether they do.
     pub cause: Naming,
     /// The smallest size that was still caught, of those that were tried.

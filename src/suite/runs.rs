@@ -84,14 +84,25 @@ impl<'e> Subject<'e> {
     /// Runs the options' engine with their fault and judges it; `closer`: causes are looked for.
     pub fn run(&self, options: &Options, closer: bool) -> Result<Ran, CheckError> {
         let layer: Layer = self.made.layer();
-        let case = check::draw(&layer, options)?;
-        let engine = (self.engines)(options)?;
-        let settings = Settings { budget: options.budget, seed: options.seed, closer, ..Settings::default() };
-        let mut keep = Keep(HashMap::new());
-        let beside = Beside { settings, recorder: Some(&mut keep), others: Some(&self.next) };
-        let judged = check::judge(&layer, &case, options, engine.as_ref(), beside, &|_| ())?;
-        Ok(Ran { verdict: overall(&judged.units), units: judged.units, tensors: keep.0 })
+        kept(&layer, options, self.engines, closer, Some(&self.next))
     }
+}
+
+/// Runs a layer and keeps what the engine handed over.
+pub(super) fn kept(
+    layer: &Layer,
+    options: &Options,
+    engines: &Engines,
+    closer: bool,
+    others: Option<&dyn OtherLayers>,
+) -> Result<Ran, CheckError> {
+    let case = check::draw(layer, options)?;
+    let engine = engines(options)?;
+    let settings = Settings { budget: options.budget, seed: options.seed, closer, ..Settings::default() };
+    let mut keep = Keep(HashMap::new());
+    let beside = Beside { settings, recorder: Some(&mut keep), others };
+    let judged = check::judge(layer, &case, options, engine.as_ref(), beside, &|_| ())?;
+    Ok(Ran { verdict: overall(&judged.units), units: judged.units, tensors: keep.0 })
 }
 
 /// A tensor's name without the rank that it is of.
@@ -100,6 +111,11 @@ pub fn plain(tensor: &str) -> &str {
 }
 
 impl Ran {
+    /// Unit by unit.
+    pub fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
     /// The first unit at fault.
     pub fn first(&self) -> Option<&Unit> {
         origins(&self.units).next()

@@ -63,6 +63,7 @@ pub(super) const ROWS: &[Mutation] = &[
         from: "(column0 + lane / 16 * 8) * 2;",
         to: "(ROPE + column0 + lane / 16 * 8) * 2;",
         norms: true,
+        cause: Some("values from column 16"),
         ..PAGES
     },
     Mutation {
@@ -84,7 +85,7 @@ pub(super) const ROWS: &[Mutation] = &[
         to: "size_t(pages[0] + position / p.page_size) * p.page_size",
         shows: LATENT_F32,
         // Its page 2 is taken to lie two behind its first one, where request 1's first one lies.
-        cause: Some("page 2 ← 0 of request 1"),
+        cause: Some("page table not followed"),
         ..PAGES
     },
     Mutation {
@@ -136,6 +137,7 @@ pub(super) const ROWS: &[Mutation] = &[
         to: "p.v_token;",
         shows: PREFILL_F32,
         first: tensor(Stage::AttnOut),
+        cause: Some("heads of v"),
         ..PAGES
     },
     Mutation {
