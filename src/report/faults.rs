@@ -117,8 +117,8 @@ fn listed(out: &mut String, s: &Suite) {
     }
     let not: Vec<&Tried> = s.faults.iter().filter(|t| t.outcome == Outcome::NotApplicable).collect();
     if let Some(first) = not.first() {
-        let _ =
-            writeln!(out, "\ndo not apply to engine {}: {}", s.engine, first.why.as_deref().unwrap_or(""));
+        let why = first.why.as_deref().unwrap_or("");
+        let _ = writeln!(out, "\ndo not apply to engine {}:\n  {why}", s.engine);
         let names: Vec<&str> = not.iter().map(|t| t.name).collect();
         wrapped(out, &format!("  {}", names.join(", ")));
     }
