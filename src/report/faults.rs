@@ -38,8 +38,9 @@ pub fn suite(s: &Suite) -> String {
 pub fn score(s: &Suite) -> String {
     let c = &s.score;
     let of = |c: Count| format!("{} of {}", c.n, c.of);
-    let mut out = format!(
-        "engine {}: {} faults caught, first tensor right {}, cause right {},\n{} named wrongly, {} clean runs accused: {}\n",
+    let mut out = String::new();
+    let text = format!(
+        "engine {}: {} faults caught, first tensor right {}, cause right {}, {} named wrongly, {} clean runs accused: {}",
         s.engine,
         of(c.caught),
         of(c.first),
@@ -48,6 +49,7 @@ pub fn score(s: &Suite) -> String {
         of(c.false_alarms),
         if s.ok { "holds" } else { "DOES NOT HOLD" }
     );
+    wrapped(&mut out, &text);
     let seen = |all: &[Count]| {
         let words: Vec<String> = s.measures.iter().zip(all).map(|(m, c)| format!("{m} {}", of(*c))).collect();
         words.join(", ")
