@@ -7,8 +7,11 @@ the smallest sizes; the catalogue's own tests hold its rows. `MLA_CHECK_FAULTS=a
 #![allow(clippy::print_stdout)]
 
 use mla_check::check::{self, Options};
+use mla_check::engine::Engine;
+use mla_check::engine::cpu::slips::Sight;
+use mla_check::engine::cpu::{CpuEngine, Seams};
 use mla_check::fault::catalogue::{self, FAMILIES, Row};
-use mla_check::suite::{self, Naming, Outcome, Plan, Suite};
+use mla_check::suite::{self, Broken, Naming, Outcome, Plan, Suite};
 use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
@@ -62,6 +65,23 @@ fn a_wrong_expectation_is_a_failure() {
     assert_eq!((s.faults[0].outcome, s.faults[0].cause), (Outcome::Caught, Naming::Wrong));
     assert_eq!(s.faults[1].outcome, Outcome::Missed);
     assert_eq!((s.score.caught.n, s.score.named_wrongly), (1, 1));
+}
+
+/// An engine that is broken in itself is a further row: its twin is the suite's own engine.
+#[test]
+fn a_broken_engine_is_a_row_of_its_own() {
+    let of = |name: &str| *catalogue::all().iter().find(|r| r.name == name).unwrap();
+    let row = Row { name: "broken-mask", fault: "", sizes: &[], ..of("no-mask") };
+    let broken = |o: &Options| {
+        let seams = Seams { sight: Some(Sight::All), ..Seams::default() };
+        let own: Box<dyn Engine> = Box::new(CpuEngine { seams, ..CpuEngine::new(o.dtype, o.splits()) });
+        Ok(own)
+    };
+    let plan = Plan { rows: Vec::new(), inside: Vec::new(), base: Options::default(), sizes: true };
+    let s =
+        suite::run_with(&plan, &|o| check::engine(o), &[Broken { row, engines: &broken }], &|_| ()).unwrap();
+    assert!(s.ok && s.faults[0].complete() && s.faults[0].name == "broken-mask", "{:?}", s.faults);
+    assert_eq!((s.score.caught.of, s.score.false_alarms.of), (1, 1));
 }
 
 fn mla_check(args: &[&str]) -> Output {

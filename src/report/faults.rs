@@ -39,8 +39,9 @@ pub fn suite(s: &Suite) -> String {
 pub fn score(s: &Suite) -> String {
     let c = &s.score;
     let of = |c: Count| format!("{} of {}", c.n, c.of);
-    let mut out = format!(
-        "engine {}: {} faults caught, first tensor right {}, cause right {},\n{} named wrongly, {} clean runs accused: {}\n",
+    let mut out = String::new();
+    let text = format!(
+        "engine {}: {} faults caught, first tensor right {}, cause right {}, {} named wrongly, {} clean runs accused: {}",
         s.engine,
         of(c.caught),
         of(c.first),
@@ -49,6 +50,7 @@ pub fn score(s: &Suite) -> String {
         of(c.false_alarms),
         if s.ok { "holds" } else { "DOES NOT HOLD" }
     );
+    wrapped(&mut out, &text);
     let seen = |all: &[Count]| {
         let words: Vec<String> = s.measures.iter().zip(all).map(|(m, c)| format!("{m} {}", of(*c))).collect();
         words.join(", ")
@@ -118,8 +120,8 @@ fn listed(out: &mut String, s: &Suite) {
     }
     let not: Vec<&Tried> = s.faults.iter().filter(|t| t.outcome == Outcome::NotApplicable).collect();
     if let Some(first) = not.first() {
-        let _ =
-            writeln!(out, "\ndo not apply to engine {}: {}", s.engine, first.why.as_deref().unwrap_or(""));
+        let why = first.why.as_deref().unwrap_or("");
+        let _ = writeln!(out, "\ndo not apply to engine {}:\n  {why}", s.engine);
         let names: Vec<&str> = not.iter().map(|t| t.name).collect();
         wrapped(out, &format!("  {}", names.join(", ")));
     }

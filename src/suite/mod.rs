@@ -28,7 +28,7 @@ use runs::{Ran, Subject};
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Rows.
+    /// Rows of the catalogue: faults that `--fault` plants.
     pub rows: Vec<Row>,
     /// Faults inside kernels.
     pub inside: Vec<&'static Mutation>,
@@ -38,28 +38,57 @@ pub struct Plan {
     pub sizes: bool,
 }
 
+/// A fault that lies in an engine itself, such as a broken copy of a kernel's text: a row whose `fault` is empty, and what makes that
+/// engine. Its clean twin is the run of the suite's own engine.
+pub struct Broken<'a> {
+    /// What is expected of it.
+    pub row: Row,
+    /// Makes the broken engine.
+    pub engines: &'a Engines<'a>,
+}
+
 /// Runs the suite. `progress` hears the name of each fault that was tried, in any order.
 ///
 /// # Errors
 /// A clean run that can't be made: the engine is not there, or broke.
 pub fn run(plan: &Plan, engines: &Engines, progress: &(dyn Fn(&str) + Sync)) -> Result<Suite, CheckError> {
+    run_with(plan, engines, &[], progress)
+}
+
+/// The same with engines that are broken in themselves, after the catalogue's rows.
+///
+/// # Errors
+/// As of [`run`].
+pub fn run_with(
+    plan: &Plan,
+    engines: &Engines,
+    broken: &[Broken],
+    progress: &(dyn Fn(&str) + Sync),
+) -> Result<Suite, CheckError> {
     let started = std::time::Instant::now();
-    let subject = Subject::new(engines);
+    let subject = Subject::new();
+    let all: Vec<(&Row, &Engines)> = plan
+        .rows
+        .iter()
+        .map(|row| (row, engines))
+        .chain(broken.iter().map(|b| (&b.row, b.engines)))
+        .collect();
     let mut setups: Vec<Setup> = Vec::new();
-    for row in plan.rows.iter().filter(|r| unfit(r, plan.base.engine).is_none()) {
+    for (row, _) in all.iter().filter(|(r, _)| unfit(r, plan.base.engine).is_none()) {
         if !setups.contains(&row.setup) {
             setups.push(row.setup);
         }
     }
-    let twins: Vec<Ran> =
-        setups.par_iter().map(|s| subject.run(&options(&plan.base, s), true)).collect::<Result<_, _>>()?;
-    let twin = |s: &Setup| setups.iter().position(|t| t == s).map(|i| &twins[i]);
-    let mut faults: Vec<Tried> = plan
-        .rows
+    let twins: Vec<Ran> = setups
         .par_iter()
-        .map(|row| {
+        .map(|s| subject.run(engines, &options(&plan.base, s), true))
+        .collect::<Result<_, _>>()?;
+    let twin = |s: &Setup| setups.iter().position(|t| t == s).map(|i| &twins[i]);
+    let mut faults: Vec<Tried> = all
+        .par_iter()
+        .map(|(row, engines)| {
             let began = std::time::Instant::now();
-            let tried = one(plan, &subject, row, twin(&row.setup));
+            let tried = one(plan, (&subject, engines), row, twin(&row.setup));
             progress(row.name);
             Tried { seconds: began.elapsed().as_secs_f64(), ..tried }
         })
@@ -140,7 +169,7 @@ pub fn in_words(s: &Setup) -> String {
     text
 }
 
-fn one(plan: &Plan, subject: &Subject, row: &Row, twin: Option<&Ran>) -> Tried {
+fn one(plan: &Plan, (subject, engines): (&Subject, &Engines), row: &Row, twin: Option<&Ran>) -> Tried {
     let mut tried = Tried {
         name: row.name,
         family: row.family,
@@ -170,8 +199,11 @@ fn one(plan: &Plan, subject: &Subject, row: &Row, twin: Option<&Ran>) -> Tried {
     }
     let run = |size: Option<f64>, closer: bool| {
         let base = options(&plan.base, &row.setup);
-        let fault = Fault::parse(&row.text(size), base.seed)?;
-        subject.run(&Options { fault: Some(fault), ..base }, closer)
+        let fault = match row.fault {
+            "" => None,
+            _ => Some(Fault::parse(&row.text(size), base.seed)?),
+        };
+        subject.run(engines, &Options { fault, ..base }, closer)
     };
     let ran = match run(None, true) {
         Ok(ran) => ran,

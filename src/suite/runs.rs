@@ -22,8 +22,7 @@ const SEED: u64 = 11;
 const MSCALE: f64 = 1.368_887_945_411_394;
 
 /// The suite's layer and its neighbour.
-pub struct Subject<'e> {
-    engines: &'e Engines<'e>,
+pub struct Subject {
     made: Made,
     next: Neighbour,
 }
@@ -63,9 +62,9 @@ impl Recorder for Keep {
     }
 }
 
-impl<'e> Subject<'e> {
-    /// With these engines.
-    pub fn new(engines: &'e Engines<'e>) -> Subject<'e> {
+impl Subject {
+    /// Made up in memory.
+    pub fn new() -> Subject {
         let mut made = Made::new(&SHAPE, Data::Plain, SEED);
         // Scalars as DeepSeek has them: slow pairs of columns stretched by 40, the scale times mscale².
         let g = SHAPE.geometry;
@@ -78,13 +77,13 @@ impl<'e> Subject<'e> {
         made.spec.scale = MSCALE * MSCALE / (g.key() as f64).sqrt();
         (made.spec.eps_attn, made.spec.eps_latent) = (1e-6, 1e-6);
         let next = Neighbour(Made::new(&SHAPE, Data::Plain, SEED + 1));
-        Subject { engines, made, next }
+        Subject { made, next }
     }
 
     /// Runs the options' engine with their fault and judges it; `closer`: causes are looked for.
-    pub fn run(&self, options: &Options, closer: bool) -> Result<Ran, CheckError> {
+    pub fn run(&self, engines: &Engines, options: &Options, closer: bool) -> Result<Ran, CheckError> {
         let layer: Layer = self.made.layer();
-        kept(&layer, options, self.engines, closer, Some(&self.next))
+        kept(&layer, options, engines, closer, Some(&self.next))
     }
 }
 

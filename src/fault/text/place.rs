@@ -84,7 +84,6 @@ pub(super) const ROWS: &[Mutation] = &[
         from: "size_t(pages[position / p.page_size]) * p.page_size",
         to: "size_t(pages[0] + position / p.page_size) * p.page_size",
         shows: LATENT_F32,
-        // Its page 2 is taken to lie two behind its first one, where request 1's first one lies.
         cause: Some("page table not followed"),
         ..PAGES
     },
