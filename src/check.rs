@@ -45,6 +45,9 @@ use std::time::Duration;
 
 mod invariance;
 mod ranks;
+mod sparse;
+
+pub use sparse::Sparse;
 
 use invariance::{Keep, Subject as Variants};
 
@@ -115,6 +118,8 @@ pub struct Options {
     pub route: Option<usize>,
     /// Keys of a chunk of the context, where the fused form prefills on top of one; None: in one go.
     pub context_chunk: Option<usize>,
+    /// Attention over the keys that the layer's indexer chooses; None: over all.
+    pub sparse: Option<Sparse>,
     /// Accumulator of the CPU engine.
     pub accumulate: AccumulateKind,
     /// Kernel files instead of the program's own, for engines that run kernels.
@@ -172,6 +177,7 @@ impl Default for Options {
             tp: 1,
             route: None,
             context_chunk: None,
+            sparse: None,
             accumulate: AccumulateKind::Rn,
             kernels: None,
             gpu: 0,
@@ -241,6 +247,8 @@ pub enum CheckError {
     Ranks(#[from] RanksError),
     #[error("{0}")]
     Save(String),
+    #[error("{0}")]
+    Sparse(String),
 }
 
 /// Checks one layer with the engine of the options. `progress` hears the name of each tensor as it is taken up.
@@ -274,7 +282,8 @@ pub fn layer_with(
     };
     let ranks = ranks::of(&layer, &stored.stored, options.tp)?;
     progress("drawing the case");
-    let case = draw(&layer, options)?;
+    let mut case = draw(&layer, options)?;
+    sparse::choose(model, &layer, options, &mut case)?;
     let contract = engine.contract();
     let judged = options.contract.of(&contract)?;
     let (odd, notes) = model.remarks(index, &options.reading);
@@ -763,6 +772,9 @@ pub fn not_judged_by(engine: Option<EngineKind>, options: &Options) -> Vec<Strin
     }
     if matches!(options.contract, ContractChoice::None) {
         all.push("tiles and the place of P's cast: no contract says where they are".to_string());
+    }
+    if options.sparse.is_some() {
+        all.push(sparse::NOT_JUDGED.into());
     }
     if options.route.is_some() {
         all.push(

@@ -66,8 +66,12 @@ impl Indexer {
 
     /// Keys of tokens, `[token, width]`, from attn_in.
     pub fn keys(&self, weights: &IndexWeights, attn_in: ArrayView2<f64>, positions: &[u64]) -> Array2<f64> {
-        let raw = times(attn_in, weights.k.as_ref());
-        self.turn(layer_norm(raw.view(), &weights.gamma, &weights.beta, self.eps), positions)
+        self.keys_of(weights, times(attn_in, weights.k.as_ref()).view(), positions)
+    }
+
+    /// The same from what the LayerNorm is given, `[token, width]`.
+    pub fn keys_of(&self, weights: &IndexWeights, raw: ArrayView2<f64>, positions: &[u64]) -> Array2<f64> {
+        self.turn(layer_norm(raw, &weights.gamma, &weights.beta, self.eps), positions)
     }
 
     /// Weights of the heads, `[token, heads]`, from attn_in.

@@ -221,7 +221,41 @@ struct Own {
 
 /// Stage outputs kept in float64 while drawing.
 #[derive(Default)]
-struct Kept(Mutex<HashMap<Stage, Array2<f64>>>);
+pub(super) struct Kept(Mutex<HashMap<Stage, Array2<f64>>>);
+
+impl Kept {
+    /// The stages from the hidden states up to this one, in float64.
+    pub(super) fn up_to(
+        last: Stage,
+        (spec, weights): (&Spec, &dyn Weights),
+        plan: &Plan,
+        given: &Given,
+    ) -> Kept {
+        let (kept, contract, g) = (Kept::default(), Contract::exact(), &spec.geometry);
+        let e = Evaluator {
+            spec,
+            plan,
+            given,
+            weights,
+            contract: &contract,
+            source: &kept,
+            wanted: None,
+            departure: None,
+            memory: None,
+        };
+        for stage in Stage::ALL.iter().copied().filter(|s| *s <= last && s.exists(g)) {
+            let width = plan.shape(stage, None, g).iter().skip(1).product();
+            let out = Mutex::new(Array2::zeros((plan.tokens(), width)));
+            e.evaluate(stage, None, &|c| {
+                let mut out = out.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                out.slice_mut(s![c.rows, c.cols]).assign(&c.x);
+            });
+            let out = out.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+            kept.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(stage, out);
+        }
+        kept
+    }
+}
 
 impl Source for Kept {
     fn block(&self, stage: Stage, rows: Range<usize>, cols: Range<usize>) -> Array2<f64> {
@@ -245,29 +279,7 @@ impl Own {
         };
         let hidden = given.hidden.select(ndarray::Axis(0), &last);
         let few_given = Given { hidden, ..Given::default() };
-        let kept = Kept::default();
-        let contract = Contract::exact();
-        let e = Evaluator {
-            spec: draw.spec,
-            plan: &few,
-            given: &few_given,
-            weights: draw.weights,
-            contract: &contract,
-            source: &kept,
-            wanted: None,
-            departure: None,
-            memory: None,
-        };
-        for stage in Stage::ALL.iter().copied().filter(|s| *s < Stage::Cache && s.exists(&g)) {
-            let width = few.shape(stage, None, &g).iter().skip(1).product();
-            let out = Mutex::new(Array2::zeros((few.tokens(), width)));
-            e.evaluate(stage, None, &|c| {
-                let mut out = out.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                out.slice_mut(s![c.rows, c.cols]).assign(&c.x);
-            });
-            let out = out.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-            kept.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(stage, out);
-        }
+        let kept = Kept::up_to(Stage::KPe, (draw.spec, draw.weights), &few, &few_given);
         let k_pe = kept.block(Stage::KPe, 0..last.len(), 0..g.rope);
         // A row drawn with a tiny hidden state says nothing about usual sizes: take the largest row.
         let rms = |r: ArrayView1<f64>| (r.iter().map(|v| v * v).sum::<f64>() / r.len() as f64).sqrt();

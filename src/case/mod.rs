@@ -9,11 +9,13 @@ mod draw;
 pub(crate) mod pages;
 mod request;
 mod routing;
+mod select;
 
 pub(crate) use draw::Stream;
 pub use draw::{Draw, HiddenError, automatic_splits};
 pub use request::{Batch, BatchError, DEFAULT_BATCH, Request};
 pub use routing::{MOST_PARTS, Routed};
+pub use select::Chooser;
 
 use mla_reference::{Given, Plan, Regime};
 

@@ -6,7 +6,7 @@ use super::copies::Copies;
 use super::out::{Failure, Output};
 use super::{bisect::Bisecting, devices, layers, text};
 use crate::case::{Batch, DEFAULT_BATCH, MOST_PARTS};
-use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options, not_judged};
+use crate::check::{self, AccumulateKind, CheckError, EngineKind, Options, Sparse, not_judged};
 use crate::contracts::ContractChoice;
 use crate::device::cuda::{self, Care, Installed};
 use crate::engine::stack::QkvA;
@@ -133,6 +133,9 @@ pub struct RunArgs {
     /// Attention of models with a sparse indexer: `auto` is dense while every request fits its top_k
     #[arg(long, value_enum, default_value_t = AttentionArg::Auto)]
     attention: AttentionArg,
+    /// Keys that are kept with --attention dsa [default: the model's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    top_k: Option<u32>,
     /// Alter one thing on purpose: NAME[=SIZE][@TENSOR]
     #[arg(long, value_name = "NAME", long_help = fault_help())]
     fault: Option<String>,
@@ -310,7 +313,7 @@ pub(super) enum AttentionArg {
     Auto,
     /// What an engine without the indexer computes
     Dense,
-    /// With the sparse indexer (not part of this version)
+    /// Over the keys that the layer's indexer chooses in float64 (`run`, engines cpu and reference; docs/sparse.md)
     Dsa,
 }
 
@@ -373,7 +376,10 @@ pub fn main(args: &RunArgs, out: &mut Output) -> Result<u8, Failure> {
         out.warn(&w);
     }
     session(args.n_ctx, &model, &options.batch, out)?;
-    attention(args.attention, &model, &options.batch, out)?;
+    match options.sparse {
+        None => attention(args.attention, &model, &options.batch, out)?,
+        Some(sparse) => args.sparse(sparse, &model, &options.batch, out)?,
+    }
     room(&model.geometry, &options)?;
     let layers = match rest::asked().as_ref().or(args.layer.as_ref()) {
         Some(asked) => layers::choose(asked, &model, out)?,
@@ -443,6 +449,35 @@ fn snapshots(
 }
 
 impl RunArgs {
+    /// Whether attention is sparse, and how.
+    fn sparse_asked(&self) -> Result<Option<Sparse>, Failure> {
+        let sparse = self.attention == AttentionArg::Dsa;
+        if self.top_k.is_some() && !sparse {
+            return Err(Failure::Input(
+                "only sparse attention keeps some keys\n  where: --top-k\n  do: pass --attention dsa, or leave --top-k out".into(),
+            ));
+        }
+        if sparse && (self.signature.is_some() || self.record_signature.is_some()) {
+            return Err(Failure::Input(
+                "a signature does not say which keys were attended to\n  where: --attention dsa, --signature or --record-signature\n  do: leave one of them out".into(),
+            ));
+        }
+        Ok(sparse.then_some(Sparse { top_k: self.top_k.map(|k| k as usize) }))
+    }
+
+    /// Says where sparse attention is dense.
+    fn sparse(&self, sparse: Sparse, model: &Model, batch: &Batch, out: &mut Output) -> Result<(), Failure> {
+        let Some(own) = model.top_k else { return attention(AttentionArg::Dsa, model, batch, out) };
+        let (k, longest) =
+            (sparse.top_k.unwrap_or(own), batch.0.iter().map(|r| r.total()).max().unwrap_or(0));
+        if longest <= k {
+            out.warn(&format!(
+                "no request has more than the {k} keys that are kept, so every token attends to all that it sees: --top-k N lowers it"
+            ));
+        }
+        Ok(())
+    }
+
     /// The threshold of a routed batch, and keys of a chunk of context.
     fn route(&self, batch: &Batch) -> Result<(Option<usize>, Option<usize>), Failure> {
         let routed = self.form == FormArg::Routed;
@@ -676,6 +711,7 @@ fn options(args: &RunArgs) -> Result<(Options, String), Failure> {
         tp: usize::from(args.tp),
         route,
         context_chunk,
+        sparse: args.sparse_asked()?,
         accumulate: args.accumulate,
         kernels: args.kernels.clone(),
         gpu: args.gpu,
@@ -742,7 +778,7 @@ pub(super) fn attention(
     }
     match (asked, model.top_k) {
         (AttentionArg::Dsa, Some(_)) => Err(Failure::Input(
-            "sparse attention is not part of this version\n  where: --attention dsa\n  do: keep requests within top_k, or pass --attention dense".into(),
+            "only `run` attends over a selection\n  where: --attention dsa\n  do: keep requests within top_k, or pass --attention dense".into(),
         )),
         (AttentionArg::Dsa, None) => Err(Failure::Input(format!(
             "architecture {} has no sparse indexer\n  where: --attention dsa\n  do: leave the option out",

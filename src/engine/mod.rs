@@ -17,7 +17,7 @@ use crate::case::Case;
 use crate::model::Layer;
 use crate::trace::{Tensor, TensorId};
 use mla_reference::product::Rows;
-use mla_reference::{Contract, Form, Sequence, Spec, Stage, WEIGHTS, Weight};
+use mla_reference::{Contract, Form, Selection, Sequence, Spec, Stage, WEIGHTS, Weight};
 use std::borrow::Cow;
 
 /// What an engine says of itself, for the report.
@@ -155,6 +155,14 @@ pub(crate) fn fits(name: &str, splits: usize, layer: &Layer, case: &Case) -> Res
     };
     if !plan.sequences.iter().enumerate().all(fits) {
         return broke("context rows or slots do not fit the plan".into());
+    }
+    let listed = |(seq, lists): (&Sequence, &Selection)| {
+        lists.len() == seq.tokens.len() && lists.iter().flatten().all(|s| *s < seq.keys())
+    };
+    let selection = &case.given.selection;
+    let whole = selection.is_empty() || selection.len() == plan.sequences.len();
+    if !whole || !plan.sequences.iter().zip(selection).all(listed) {
+        return broke("the selection of keys does not fit the plan".into());
     }
     for row in WEIGHTS.iter().filter(|r| r.weight.exists(g)) {
         let (rows, cols) = row.weight.matrix(g);

@@ -119,7 +119,10 @@ impl Isolated<'_> {
                 evidence.count(piece, rows, &copies);
                 rows.retain(|i| !copies[piece.at.0 + i]);
                 evidence.directions(piece, rows, &samples[phase], rope, tile);
-                evidence.lost_keys(piece, rows, &samples[phase], &|row| names.get(row)?.sequence);
+                // Of a selection, keys are places in a list.
+                let whose =
+                    |row: usize| names.get(row)?.sequence.filter(|_| self.case.given.selection.is_empty());
+                evidence.lost_keys(piece, rows, &samples[phase], &whose);
             }
             if let Some(watch) = watch {
                 watch(piece);

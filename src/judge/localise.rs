@@ -221,6 +221,10 @@ pub(super) fn key_sums(piece: &Piece, i: usize, key: (usize, usize, usize), sums
 /// The key, or the page of keys, that stands out in each sequence.
 fn point_at(sums: &KeySums, of: &Isolated) -> Vec<Keys> {
     let mut by: BTreeMap<usize, Vec<(f64, f64)>> = BTreeMap::new();
+    if !of.case.given.selection.is_empty() {
+        // What rows read are places in lists, each row's own: no key has a place for all of them.
+        return Vec::new();
+    }
     for ((sequence, _, _), rows) in sums {
         let all = by.entry(*sequence).or_insert_with(|| vec![(0.0, 0.0); rows.len()]);
         all.iter_mut().zip(rows).for_each(|(a, b)| *a = (a.0 + b.0, a.1 + b.1));

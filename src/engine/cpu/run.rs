@@ -5,6 +5,7 @@ Shared stages come first, then each form's. Every tensor goes through the sink b
 and is dropped when nothing will read it again.
 */
 
+use super::Seams;
 use super::attention::{Attended, Kernel, Keys, Queries};
 use super::elementwise::{Turn, rms_norm, temperature};
 use super::matrix::{Held, Operand, Panels, Part, TOKENS, Transposed, narrow, project, read, write};
@@ -56,6 +57,16 @@ struct Task<'p> {
     keys: Range<usize>,
     /// Row of the sequence's first token in the output.
     first_row: usize,
+    /// Positions that are read, in this order, where they are not all that the rows see.
+    chosen: Option<&'p [usize]>,
+}
+
+impl Task<'_> {
+    /// The engine's seams, with the key that is left out counted along what is read.
+    fn seams(&self, seams: Seams) -> Seams {
+        let place = |key: usize| self.chosen.map_or(Some(key), |list| list.iter().position(|s| *s == key));
+        Seams { skip_key: seams.skip_key.and_then(place), ..seams }
+    }
 }
 
 /// Rotates columns, and again where that is asked for.
@@ -416,6 +427,7 @@ impl<'a> Run<'a> {
         let out = Mutex::new((o, lse));
         self.tasks(form, inputs, parts).par_iter().for_each(|task| {
             let queries = self.queries(inputs, task);
+            let kernel = Kernel { seams: task.seams(kernel.seams), ..kernel };
             let tiles = self.contract.tiles(task.keys.clone());
             let Attended { o, lse } = kernel.attend(&queries, &self.keys_of(inputs, task), &tiles);
             let width = o.len() / task.rows.len().max(1);
@@ -440,6 +452,13 @@ impl<'a> Run<'a> {
         };
         let mut all = Vec::new();
         for (sequence, seq, first) in some {
+            if let Some(chosen) = self.case.given.selection.get(sequence) {
+                for (token, list) in chosen.iter().enumerate() {
+                    let token = (token, list.as_slice());
+                    all.extend(self.tasks_of((sequence, seq, first), (form, parts), token, inputs));
+                }
+                continue;
+            }
             let tokens = 0..seq.tokens.len();
             // Heads share the keys of a latent cache; else each has its own.
             let groups: Vec<Vec<(usize, usize)>> = match inputs {
@@ -456,11 +475,47 @@ impl<'a> Run<'a> {
             for (part, keys) in ranges.into_iter().enumerate() {
                 let first_row = part * part_rows + first;
                 for rows in groups.iter().flat_map(|g| g.chunks(ATTENTION_ROWS)) {
-                    all.push(Task { seq, sequence, rows: rows.to_vec(), keys: keys.clone(), first_row });
+                    let (rows, keys) = (rows.to_vec(), keys.clone());
+                    all.push(Task { seq, sequence, rows, keys, first_row, chosen: None });
                 }
             }
         }
         all
+    }
+
+    /// Attention of one token over the keys that are chosen for it, dealt into splits as they are listed.
+    fn tasks_of(
+        &self,
+        (sequence, seq, first): (usize, &'a Sequence, usize),
+        (form, parts): (Form, bool),
+        (token, list): (usize, &'a [usize]),
+        inputs: &Inputs,
+    ) -> Vec<Task<'a>> {
+        let heads: Vec<(usize, usize)> = (0..self.geometry().heads).map(|h| (token, h)).collect();
+        let groups: Vec<_> = match inputs {
+            Inputs::Absorbed { .. } => heads.chunks(ATTENTION_ROWS).collect(),
+            Inputs::Fused { .. } => heads.chunks(1).collect(),
+        };
+        let n = list.len();
+        let mut ranges = Contract { splits: 1.into(), ..self.contract }.split_ranges(n);
+        if parts {
+            ranges = self.contract.split_ranges(n);
+            ranges.resize(self.plan().parts(form).max(ranges.len()), n..n);
+        }
+        let part_rows = self.plan().part_rows(form);
+        let of = |(part, keys): (usize, Range<usize>)| {
+            let first_row = part * part_rows + first;
+            let task = move |rows: &&[(usize, usize)]| Task {
+                seq,
+                sequence,
+                rows: rows.to_vec(),
+                keys: keys.clone(),
+                first_row,
+                chosen: Some(list),
+            };
+            groups.iter().map(task).collect::<Vec<_>>()
+        };
+        ranges.into_iter().enumerate().flat_map(of).collect()
     }
 
     fn queries(&self, inputs: &Inputs, task: &Task) -> Queries {
@@ -486,16 +541,21 @@ impl<'a> Run<'a> {
             let width = q.len() / task.rows.len().max(1);
             q.chunks_exact_mut(width.max(1)).for_each(|q| part.take(q, g.rope));
         }
-        let keys = task.seq.keys();
+        let keys = task.chosen.map_or(task.seq.keys(), <[usize]>::len);
+        let visible = |token: usize| task.chosen.map_or_else(|| task.seq.visible(token), <[usize]>::len);
         let seen = |visible: usize| seams.sight.map_or(visible, |s| s.of(visible, keys));
         let tile = self.contract.softmax.tile;
         let hidden = seams.lost.map_or(0..0, |l| l.keys(task.seq, self.plan().page_size, tile));
-        let visible = task.rows.iter().map(|(token, _)| seen(task.seq.visible(*token))).collect();
+        let visible = task.rows.iter().map(|(token, _)| seen(visible(*token))).collect();
         Queries { q, visible, hidden }
     }
 
     fn keys_of<'t>(&self, inputs: &'t Inputs, task: &Task) -> Keys<'t> {
         let g = self.geometry();
+        let read = |rows: Vec<usize>| match task.chosen {
+            None => rows,
+            Some(list) => list.iter().filter_map(|s| rows.get(*s)).copied().collect(),
+        };
         match inputs {
             Inputs::Fused { k, v, .. } => {
                 let h = task.rows.first().map_or(0, |r| r.1);
@@ -505,12 +565,12 @@ impl<'a> Run<'a> {
                     |is: bool| if self.engine.seams.next_head == Some(is) { (h + 1) % g.heads } else { h };
                 let (a, b) = (next(false), next(true));
                 let (kc, vc) = (a * g.key()..(a + 1) * g.key(), b * g.value..(b + 1) * g.value);
-                Keys { k: (k, kc), v: (v, vc), rows }
+                Keys { k: (k, kc), v: (v, vc), rows: read(rows) }
             }
             Inputs::Absorbed { cache, .. } => {
                 let view = self.engine.seams.value_view.min(g.rope);
                 let (kc, vc) = (0..g.cache(), view..view + g.latent);
-                Keys { k: (cache, kc), v: (cache, vc), rows: self.gathered(task.sequence) }
+                Keys { k: (cache, kc), v: (cache, vc), rows: read(self.gathered(task.sequence)) }
             }
         }
     }

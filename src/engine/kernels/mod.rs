@@ -84,6 +84,11 @@ impl<D: Device> KernelEngine<D> {
         sink: &mut dyn Sink,
     ) -> Result<(), EngineError> {
         fits(self.name, splits, layer, case)?;
+        if !case.given.selection.is_empty() {
+            let what = "the kernels attend over all keys that a token sees, not over a selection";
+            let advice = "use engine cpu or reference, or a case without a selection";
+            return Err(EngineError::Broke(format!("{what}\n  where: engine {}\n  do: {advice}", self.name)));
+        }
         let mut inner = self.inner.borrow_mut();
         let (device, code) = &mut *inner;
         let scalars = scalars(&layer.spec.geometry, &device.limits());

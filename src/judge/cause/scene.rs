@@ -170,7 +170,9 @@ impl<'a> Scene<'a> {
                     continue;
                 }
                 sampling.take(piece, i, &mut sample);
-                match (piece.terms, names[row].sequence) {
+                // Of a selection, keys are places in a list.
+                let sequence = names[row].sequence.filter(|_| of.case.given.selection.is_empty());
+                match (piece.terms, sequence) {
                     (Terms::Attention { lse: false, .. }, Some(sequence)) => {
                         key_sums(piece, i, (sequence, row, piece.at.1), &mut sums);
                     }
