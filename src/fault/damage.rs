@@ -65,7 +65,7 @@ fn copy(to: &mut Tensor, (row, col): (usize, usize), from: &Tensor, (r, c): (usi
 }
 
 /// The rows of a page of each sequence in a tensor that has rows of keys: of the cache, k and v.
-fn page_rows<'p>(plan: &'p Plan, id: TensorId, page: usize) -> Vec<(&'p Sequence, Vec<usize>)> {
+fn page_rows(plan: &Plan, id: TensorId, page: usize) -> Vec<(&Sequence, Vec<usize>)> {
     let size = plan.page_size;
     let at =
         |s: &Sequence| page.saturating_mul(size).min(s.keys())..(page + 1).saturating_mul(size).min(s.keys());

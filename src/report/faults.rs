@@ -13,7 +13,7 @@ pub fn suite(s: &Suite) -> String {
     let mut out = score(s);
     let _ = writeln!(
         out,
-        "\n{:27} {:6} {:17} {:9} {:>7}  first out",
+        "\n{:25} {:6} {:17} {:9} {:>7}  first out",
         "fault", "", "first at fault", "cause", "smallest"
     );
     let mut family = "";
@@ -86,7 +86,7 @@ fn line(out: &mut String, t: &Tried) {
         Some(s) => s.seen().iter().zip("ncma".chars()).map(|(on, c)| if *on { c } else { '.' }).collect(),
     };
     let text = format!(
-        "  {:25} {word:6} {first:17} {cause:9} {smallest:>7}  {}  {}",
+        "  {:23} {word:6} {first:17} {cause:9} {smallest:>7}  {}  {}",
         t.name,
         marks(t.first_measures.as_ref()),
         marks(t.out_measures.as_ref())

@@ -224,7 +224,7 @@ mod tests {
         let mut names = BTreeSet::new();
         for r in all() {
             assert!(names.insert(r.name), "{}", r.name);
-            assert!(r.name.len() <= 30 && !r.what.is_empty() && !r.first.is_empty(), "{}", r.name);
+            assert!(r.name.len() <= 23 && !r.what.is_empty() && !r.first.is_empty(), "{}", r.name);
             assert!(FAMILIES.iter().any(|f| f.name == r.family && f.without.is_none()), "{}", r.name);
             assert_eq!(r.fault.contains("{}"), !r.sizes.is_empty(), "{}", r.name);
             assert!(r.sizes.windows(2).all(|w| w[0] > w[1]), "{}: the largest size first", r.name);
