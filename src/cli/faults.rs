@@ -32,6 +32,9 @@ pub struct FaultsArgs {
     /// Who computes
     #[arg(long, value_enum, default_value_t = EngineArg::Cpu)]
     engine: EngineArg,
+    /// Those faults alone that were written when the judge was done, against which nothing was ever tuned
+    #[arg(long)]
+    later: bool,
     /// Do not look for the smallest size of each fault
     #[arg(long)]
     no_sizes: bool,
@@ -47,7 +50,8 @@ pub struct FaultsArgs {
 }
 
 fn named() -> impl Iterator<Item = &'static str> {
-    catalogue::all().iter().map(|r| r.name).chain(text::all().iter().map(|m| m.name))
+    let rows = catalogue::all().iter().chain(catalogue::later()).map(|r| r.name);
+    rows.chain(text::all().iter().chain(text::later()).map(|m| m.name))
 }
 
 impl FaultsArgs {
@@ -66,12 +70,16 @@ pub fn main(args: &FaultsArgs, out: &mut Output) -> Result<u8, Failure> {
             path.display()
         )));
     }
-    let rows: Vec<Row> = catalogue::all().iter().filter(|r| args.wants(r.name, r.family)).copied().collect();
+    let (rows, inside) = match args.later {
+        true => (catalogue::later(), text::later()),
+        false => (catalogue::all(), text::all()),
+    };
+    let rows: Vec<Row> = rows.iter().filter(|r| args.wants(r.name, r.family)).copied().collect();
     let engine = || judged_engine(args.engine);
     // On an engine that runs no kernel files they are named only where they were asked for.
     let kernels = args.list || !args.names.is_empty() || engine()?.runs_kernels();
     let inside: Vec<&'static Mutation> =
-        text::all().iter().filter(|m| kernels && args.wants(m.name, m.family)).collect();
+        inside.iter().filter(|m| kernels && args.wants(m.name, m.family)).collect();
     if args.list {
         out.print(&faults::list(&rows, &inside, fault::names()))?;
         return Ok(0);
