@@ -128,7 +128,7 @@ pub(super) const ROWS: &[Mutation] = &[
         from: "return sum == 0.f ? minus_infinity() : fmaf(",
         to: "return sum == 0.f ? 0.f : fmaf(",
         first: tensor(Stage::PartLse),
-        cause: Some("rows without a key"),
+        cause: Some("empty parts with a finite lse"),
         norms: true,
         ..EMPTY
     },

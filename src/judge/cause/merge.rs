@@ -63,14 +63,11 @@ pub(super) fn without_keys<'a>(scene: &Scene<'a>) -> Vec<Hypothesis<'a>> {
             }
         }
     }
-    if excused == 0 {
+    // Finite ones of an lse have a name of their own.
+    if excused == 0 || scene.is_lse() && !nan {
         return Vec::new();
     }
-    let holds = match (nan, scene.is_lse()) {
-        (true, _) => "NaN: never written, or computed from a row sum of 0",
-        (false, true) => "an lse, so that a merge takes them for attention",
-        (false, false) => "values",
-    };
+    let holds = if nan { "NaN: never written, or computed from a row sum of 0" } else { "values" };
     let belongs = if scene.is_lse() { "−∞" } else { "zeros" };
     let text = format!("{excused} cells (row and head) that see no key hold {holds}; {belongs} belong there");
     let change = Change { tensors: vec![(scene.id, tensor)], counted: Some(0.0), ..Change::default() };
