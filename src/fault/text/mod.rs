@@ -52,6 +52,8 @@ pub struct Mutation {
     pub first: Option<First>,
     /// Part of the cause, or of the other contract, that has to be named; None: nothing has a name for it, and none is given.
     pub cause: Option<&'static str>,
+    /// Parts of what may rightly be named of tensors behind the first, where that is another sentence.
+    pub also: &'static [&'static str],
     /// Part of what the PTX machine's detectors must say; None: they need not see it.
     pub finding: Option<&'static str>,
     /// Whether the norm of what is wrong first is off by more than 10 %.
@@ -98,6 +100,7 @@ const ROW: Mutation = Mutation {
     shows: shows::PREFILL,
     first: None,
     cause: None,
+    also: &[],
     finding: None,
     norms: false,
 };

@@ -85,6 +85,7 @@ pub(super) const ROWS: &[Mutation] = &[
         to: "size_t(pages[0] + position / p.page_size) * p.page_size",
         shows: LATENT_F32,
         cause: Some("page table not followed"),
+        also: &["read from memory that nobody wrote"],
         ..PAGES
     },
     Mutation {
@@ -163,6 +164,7 @@ pub(super) const ROWS: &[Mutation] = &[
         to: "const bool there = row < w.rows / 16 * 16;",
         shows: LATENT_PREFILL,
         cause: Some("zero rows"),
+        also: &["rows taken to see no key"],
         ..PAGES
     },
     Mutation {

@@ -46,6 +46,7 @@ pub(super) const ROWS: &[Mutation] = &[
         from: "sum[m][r] *= factor[r];",
         to: "sum[m][r] *= 1.f;",
         cause: Some("no rescale"),
+        also: &["row sum not rescaled"],
         ..FUSED
     },
     Mutation {
@@ -55,6 +56,7 @@ pub(super) const ROWS: &[Mutation] = &[
         to: "sum[r] *= 1.f;",
         norms: true,
         cause: Some("row sum not rescaled"),
+        also: &["no rescale"],
         ..ABSORBED
     },
     Mutation {

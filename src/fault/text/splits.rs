@@ -145,6 +145,7 @@ pub(super) const ROWS: &[Mutation] = &[
         first: tensor(Stage::PartO),
         finding: Some("never written"),
         norms: true,
+        also: &["unwritten rows"],
         ..MERGE
     },
     Mutation {

@@ -78,6 +78,7 @@ pub(super) const ROWS: &[Mutation] = &[
         from: "c = p.cosine[row * half + j];\n            s = p.sine[row * half + j];",
         to: "const size_t at = (row ? row - 1 : 0) * half + j;\n            c = p.cosine[at];\n            s = p.sine[at];",
         cause: Some("positions of q of the row before"),
+        also: &["positions of k_pe of the row before"],
         ..ROPE
     },
     Mutation {
@@ -136,6 +137,7 @@ pub(super) const ROWS: &[Mutation] = &[
         to: "const u16* b = p.b;",
         first: tensor(Stage::QLatent),
         cause: Some("heads of w_uk"),
+        also: &["heads of w_uv"],
         ..PRODUCT
     },
     Mutation {
@@ -149,6 +151,7 @@ pub(super) const ROWS: &[Mutation] = &[
         shows: PREFILL,
         first: tensor(Stage::K),
         norms: true,
+        also: &["rows of other places"],
         ..PRODUCT
     },
     Mutation {
