@@ -64,11 +64,7 @@ pub static FAMILIES: &[Family] = &[
     family("F23", "outputs written elsewhere or not at all"),
     family("F24", "races and dirty workspaces, as the garbage that they leave"),
     family("F25", "kernels of one architecture: fragments and swizzles"),
-    not_due(
-        "F26",
-        "sparse attention: indexer and top-k",
-        "the suite's layer is dense; tests/selection.rs has such faults",
-    ),
+    not_due("F26", "sparse attention: indexer and top-k", "the suite's layer is dense"),
     family("F27", "cache moved, offloaded, reused"),
     family("F28", "precision and overflow"),
 ];
