@@ -116,7 +116,7 @@ pub(super) fn stages_in_words(out: &mut String, l: &LayerReport, width: usize) {
 }
 
 /// A line a layer: verdict, worst share of a bound, norms of the output.
-pub(super) fn layers(out: &mut String, report: &Report) {
+pub(super) fn layers(out: &mut String, report: &Report, width: usize) {
     if report.layers.len() < 2 {
         return;
     }
@@ -201,15 +201,15 @@ mod tests {
         let mut report = sample::report(&[1, 2, 3]);
         sample::spoil(&mut report, 2, Form::Fused, Phase::Prefill);
         let mut out = String::new();
-        layers(&mut out, &report);
+        layers(&mut out, &report, 60);
         let plain = anstream::adapter::strip_str(&out).to_string();
         assert!(
             plain.contains("\n    1 ~ rounding      0.75") && plain.contains("\n    2 X fault         0.75"),
             "{plain}"
         );
-        assert!(plain.lines().all(|l| l.len() <= 100));
+        assert!(plain.lines().all(|l| l.len() <= 60));
         let mut one = String::new();
-        layers(&mut one, &sample::report(&[1]));
+        layers(&mut one, &sample::report(&[1]), 60);
         assert_eq!(one, "");
     }
 }

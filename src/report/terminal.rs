@@ -32,7 +32,7 @@ pub fn render(report: &Report, page: Page) -> String {
     for layer in &report.layers {
         layer_report(&mut out, report, layer, page);
     }
-    drawing::layers(&mut out, report);
+    drawing::layers(&mut out, report, width);
     for lack in report.broken.iter().chain(&report.gaps) {
         let line = format!("{}: ", lack.verdict);
         for (i, text) in lack.what.lines().enumerate() {

@@ -68,7 +68,7 @@ pub(super) const ROWS: &[Row] = &[
         &["w_uv quantised again"],
     ),
     row(
-        ("later-first-key-of-a-tile", "F22"),
+        ("later-key-of-a-tile", "F22"),
         "drop-token=64",
         "the first key of the second tile is left out",
         &["lse", "attn_out"],
