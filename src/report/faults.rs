@@ -85,9 +85,13 @@ fn line(out: &mut String, t: &Tried) {
         None => "   -".to_string(),
         Some(s) => s.seen().iter().zip("ncma".chars()).map(|(on, c)| if *on { c } else { '.' }).collect(),
     };
+    // A name that does not fit its column has a line of its own.
+    let name = if t.name.len() > 23 { "" } else { t.name };
+    if name.is_empty() {
+        let _ = writeln!(out, "  {}", t.name);
+    }
     let text = format!(
-        "  {:23} {word:6} {first:17} {cause:9} {smallest:>7}  {}  {}",
-        t.name,
+        "  {name:23} {word:6} {first:17} {cause:9} {smallest:>7}  {}  {}",
         marks(t.first_measures.as_ref()),
         marks(t.out_measures.as_ref())
     );
