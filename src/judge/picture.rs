@@ -76,8 +76,9 @@ impl Picture {
         let rows = groups(self.rows.len(), lines);
         let line = |(top, bottom): &(usize, usize)| {
             let cell = |(a, b): &(usize, usize)| {
-                let mut all =
-                    self.cells[*top..=*bottom].iter().flat_map(|l| l.bytes().skip(*a).take(b - a + 1));
+                // A report that was read back may have fewer lines than it says.
+                let lines = self.cells.iter().skip(*top).take(bottom - top + 1);
+                let mut all = lines.flat_map(|l| l.bytes().skip(*a).take(b - a + 1));
                 char::from(LEVELS[worst(&mut all)])
             };
             across.iter().map(cell).collect()
@@ -257,6 +258,17 @@ mod tests {
         assert_eq!(small.rows[4], (114, 129));
         assert_eq!(small.cells[4], "........9");
         assert!(small.cells.iter().enumerate().all(|(i, l)| i == 4 || *l == "........."));
+    }
+
+    #[test]
+    fn a_picture_that_contradicts_itself_is_no_panic() {
+        let p = Picture {
+            rows: vec![(0, 1); 9],
+            columns: vec![(0, 0); 3],
+            cells: vec!["x".into()],
+            ..Picture::default()
+        };
+        assert_eq!(p.shrunk(2, 2).cells, ["..", ".."]);
     }
 
     #[test]
