@@ -142,9 +142,10 @@ pub(super) fn layers(out: &mut String, report: &Report, width: usize) {
             norm(s.reference)
         );
     }
-    out.push_str(
-        "worst: the largest share of what rounding allows; norm: of the layer's output, never judged\n\n",
-    );
+    let legend =
+        "worst: the largest share of what rounding allows; norm: of the layer's output, never judged";
+    wrapped(out, "", legend, width);
+    out.push('\n');
 }
 
 #[cfg(test)]
