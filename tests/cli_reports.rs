@@ -240,7 +240,7 @@ fn kinds_of_reports_are_known_before_anything_runs() {
     for name in ["r.pdf", "r", "no/r.xml"] {
         let out = run(&dir, &["--report", name]);
         assert_eq!(out.status.code(), Some(2), "{name}");
-        assert!(text(&out.stderr).contains(".json or .xml"), "{}", text(&out.stderr));
+        assert!(text(&out.stderr).contains(".json, .html or .xml"), "{}", text(&out.stderr));
     }
 }
 

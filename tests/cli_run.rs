@@ -226,7 +226,7 @@ fn wrong_input_is_exit_2_and_says_what_to_do() {
         (&["--layer", "0..9"], "--layer"),
         (&["--layer", "x"], "--layer"),
         (&["--batch", "4000+1"], "--attention"),
-        (&["--attention", "dsa"], "--attention"),
+        (&["--attention", "dsa", "--tp", "2", "-q"], "--attention dsa --tp"),
         (&["--hidden", "nowhere.npy"], "nowhere.npy"),
         (&["--report", "x.pdf"], "x.pdf"),
         (&["--report", "nowhere/x.json"], "nowhere"),

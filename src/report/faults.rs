@@ -172,7 +172,7 @@ pub fn list<'n>(
         }
     }
     for m in inside {
-        let _ = writeln!(out, "{} {:26} {PREFIX}{}", m.family, m.name, m.name);
+        let _ = writeln!(out, "{} {PREFIX}{}", m.family, m.name);
         wrapped(&mut out, &format!("    {} ({})", m.broken, m.kernel));
         if !m.issues.is_empty() {
             wrapped(&mut out, &format!("    {}", m.issues.join(" ")));

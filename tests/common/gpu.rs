@@ -85,6 +85,10 @@ const OWN: [(&str, fn()); 26] = [
 /// Of these, the tests of the engine: their kernels are compiled where they run.
 const ENGINE: usize = 17;
 
+/// How many there are.
+#[allow(dead_code)] // who runs them counts them
+pub const COUNT: usize = on_device::ALL.len() + OWN.len();
+
 /// Names of the tests of the engine.
 #[allow(dead_code)] // who has no GPU leaves them out by name
 pub fn of_engine() -> impl Iterator<Item = &'static str> {
