@@ -2,7 +2,7 @@
 Deliberate faults: one thing altered on purpose, from outside the engine.
 
 `NAME[=SIZE][@TENSOR]`. A fault is a transform of the layer that the engine is given, of a tensor that it
-hands over (it goes on from the altered bits), a [seam](Seams) of the CPU engine, or a [text](text) of a kernel before it
+hands over (it goes on from the altered bits), a [seam](Seams) of the CPU engine, or a [`text`] of a kernel before it
 is compiled. The declared contract and scalars
 stay what they were: the judge has to find the rest. Reports of such runs say DELIBERATE FAULT.
 */
