@@ -6,12 +6,13 @@ the smallest sizes; the catalogue's own tests hold its rows. `MLA_CHECK_FAULTS=a
 */
 #![allow(clippy::print_stdout)]
 
-use mla_check::check::{self, Options};
-use mla_check::engine::Engine;
-use mla_check::engine::cpu::slips::Sight;
-use mla_check::engine::cpu::{CpuEngine, Seams};
+#[path = "common/nvrtc.rs"]
+mod environment;
+
+use mla_check::check::{self, EngineKind, Options};
 use mla_check::fault::catalogue::{self, FAMILIES, Row};
-use mla_check::suite::{self, Broken, Naming, Outcome, Plan, Suite};
+use mla_check::fault::text;
+use mla_check::suite::{self, Naming, Outcome, Plan, Suite};
 use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
@@ -67,21 +68,33 @@ fn a_wrong_expectation_is_a_failure() {
     assert_eq!((s.score.caught.n, s.score.named_wrongly), (1, 1));
 }
 
-/// An engine that is broken in itself is a further row: its twin is the suite's own engine.
+/// Faults inside kernels beside their clean twins; what an engine can't have is said, and counts for nothing.
 #[test]
-fn a_broken_engine_is_a_row_of_its_own() {
-    let of = |name: &str| *catalogue::all().iter().find(|r| r.name == name).unwrap();
-    let row = Row { name: "broken-mask", fault: "", sizes: &[], ..of("no-mask") };
-    let broken = |o: &Options| {
-        let seams = Seams { sight: Some(Sight::All), ..Seams::default() };
-        let own: Box<dyn Engine> = Box::new(CpuEngine { seams, ..CpuEngine::new(o.dtype, o.splits()) });
-        Ok(own)
+fn faults_inside_kernels_are_rows_where_kernels_run() {
+    let inside = ["fused-no-mask", "norm-barrier-missing"].map(|n| text::by_name(n).unwrap()).to_vec();
+    let run = |engine| {
+        let base = Options { engine, ..Options::default() };
+        let plan = Plan { rows: Vec::new(), inside: inside.clone(), base, sizes: false };
+        suite::run(&plan, &|o| check::engine(o), &|_| ()).unwrap()
     };
-    let plan = Plan { rows: Vec::new(), inside: Vec::new(), base: Options::default(), sizes: true };
-    let s =
-        suite::run_with(&plan, &|o| check::engine(o), &[Broken { row, engines: &broken }], &|_| ()).unwrap();
-    assert!(s.ok && s.faults[0].complete() && s.faults[0].name == "broken-mask", "{:?}", s.faults);
-    assert_eq!((s.score.caught.of, s.score.false_alarms.of), (1, 1));
+    let s = run(EngineKind::Cpu);
+    assert!(
+        s.faults.iter().all(|t| t.outcome == Outcome::NotApplicable && t.why.is_some()),
+        "{:?}",
+        s.faults
+    );
+    assert!(!s.ok && (s.score.caught.of, s.score.false_alarms.of) == (0, 0));
+    let Some(_) = environment::nvrtc("faults_inside_kernels_are_rows_where_kernels_run") else { return };
+    let s = run(EngineKind::Ptx);
+    assert!(s.ok && s.faults.iter().all(suite::Tried::complete), "{:?}", s.faults);
+    // Of the barrier no tensor is asked.
+    assert_eq!((s.score.caught.of, s.score.first.of, s.score.false_alarms.of), (2, 1, 2));
+    // An expectation that is wrong is a failure.
+    let wrong = text::Mutation { cause: Some("rope"), ..*inside[0] };
+    let base = Options { engine: EngineKind::Ptx, ..Options::default() };
+    let plan = Plan { rows: Vec::new(), inside: vec![Box::leak(Box::new(wrong))], base, sizes: false };
+    let s = suite::run(&plan, &|o| check::engine(o), &|_| ()).unwrap();
+    assert!(!s.ok && s.faults[0].cause == Naming::Wrong, "{:?}", s.faults);
 }
 
 fn mla_check(args: &[&str]) -> Output {

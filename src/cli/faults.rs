@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
   mla-check faults scale-small key-dropped --report faults.json
   mla-check faults --list
 
-Exit codes: 0 every fault is caught, none is named wrongly, no clean run is accused; 1 otherwise.")]
+Exit codes: 0 every fault that applies is caught, none is named wrongly, no clean run is accused; 1 otherwise, or where none applies.")]
 pub struct FaultsArgs {
     /// Faults of the catalogue, or inside kernels, by name [default: all]
     #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(named()), hide_possible_values = true)]

@@ -38,43 +38,15 @@ pub struct Plan {
     pub sizes: bool,
 }
 
-/// A fault that lies in an engine itself, such as a broken copy of a kernel's text: a row whose `fault` is empty, and what makes that
-/// engine. Its clean twin is the run of the suite's own engine.
-pub struct Broken<'a> {
-    /// What is expected of it.
-    pub row: Row,
-    /// Makes the broken engine.
-    pub engines: &'a Engines<'a>,
-}
-
 /// Runs the suite. `progress` hears the name of each fault that was tried, in any order.
 ///
 /// # Errors
 /// A clean run that can't be made: the engine is not there, or broke.
 pub fn run(plan: &Plan, engines: &Engines, progress: &(dyn Fn(&str) + Sync)) -> Result<Suite, CheckError> {
-    run_with(plan, engines, &[], progress)
-}
-
-/// The same with engines that are broken in themselves, after the catalogue's rows.
-///
-/// # Errors
-/// As of [`run`].
-pub fn run_with(
-    plan: &Plan,
-    engines: &Engines,
-    broken: &[Broken],
-    progress: &(dyn Fn(&str) + Sync),
-) -> Result<Suite, CheckError> {
     let started = std::time::Instant::now();
     let subject = Subject::new();
-    let all: Vec<(&Row, &Engines)> = plan
-        .rows
-        .iter()
-        .map(|row| (row, engines))
-        .chain(broken.iter().map(|b| (&b.row, b.engines)))
-        .collect();
     let mut setups: Vec<Setup> = Vec::new();
-    for (row, _) in all.iter().filter(|(r, _)| unfit(r, plan.base.engine).is_none()) {
+    for row in plan.rows.iter().filter(|r| unfit(r, plan.base.engine).is_none()) {
         if !setups.contains(&row.setup) {
             setups.push(row.setup);
         }
@@ -84,9 +56,10 @@ pub fn run_with(
         .map(|s| subject.run(engines, &options(&plan.base, s), true))
         .collect::<Result<_, _>>()?;
     let twin = |s: &Setup| setups.iter().position(|t| t == s).map(|i| &twins[i]);
-    let mut faults: Vec<Tried> = all
+    let mut faults: Vec<Tried> = plan
+        .rows
         .par_iter()
-        .map(|(row, engines)| {
+        .map(|row| {
             let began = std::time::Instant::now();
             let tried = one(plan, (&subject, engines), row, twin(&row.setup));
             progress(row.name);
@@ -109,7 +82,11 @@ pub fn run_with(
         schema: "mla-check.faults/1",
         version: env!("CARGO_PKG_VERSION"),
         engine: plan.base.engine.name(),
-        ok: score.caught.n == score.caught.of && score.named_wrongly == 0 && false_alarms.is_empty(),
+        // Nothing that was tried is nothing that held.
+        ok: score.caught.of > 0
+            && score.caught.n == score.caught.of
+            && score.named_wrongly == 0
+            && false_alarms.is_empty(),
         score,
         measures: measures::NAMES,
         false_alarms,
@@ -199,10 +176,7 @@ fn one(plan: &Plan, (subject, engines): (&Subject, &Engines), row: &Row, twin: O
     }
     let run = |size: Option<f64>, closer: bool| {
         let base = options(&plan.base, &row.setup);
-        let fault = match row.fault {
-            "" => None,
-            _ => Some(Fault::parse(&row.text(size), base.seed)?),
-        };
+        let fault = Some(Fault::parse(&row.text(size), base.seed)?);
         subject.run(engines, &Options { fault, ..base }, closer)
     };
     let ran = match run(None, true) {

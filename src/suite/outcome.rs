@@ -141,7 +141,7 @@ pub struct Suite {
     pub version: &'static str,
     /// Engine.
     pub engine: &'static str,
-    /// Whether all faults are caught, none is named wrongly and no clean run is accused.
+    /// Whether some fault applied, all that did are caught, none is named wrongly and no clean run is accused.
     pub ok: bool,
     /// Figures.
     pub score: Score,

@@ -1,20 +1,11 @@
 /*! Faults of attention itself: masks, tiles, splits and their merge, heads, precision. */
 
 use super::elementwise::FACTORS;
+// Rows are of the fused form where nothing else is said.
+use super::fused as row;
 use super::{ABSORBED, FUSED, RANKS, Row, TILES};
 use mla_numeric::DType;
 use mla_reference::Regime;
-
-/// A fault of the fused form's attention, where nothing else is said.
-const fn row(
-    name: (&'static str, &'static str),
-    fault: &'static str,
-    what: &'static str,
-    first: &'static [&'static str],
-    cause: &'static [&'static str],
-) -> Row {
-    super::row(name, fault, what, first, cause).in_run(FUSED)
-}
 
 pub(super) const ROWS: &[Row] = &[
     row(

@@ -1,17 +1,8 @@
 /*! Faults of what is put together: several query rows, chunks of a context, splits, their lse and their merge. */
 
+// Rows are of the fused form where nothing else is said.
+use super::fused as row;
 use super::{ABSORBED, CHUNKED, FUSED, Row, SHORT, VERIFY};
-
-/// A fault of the fused form's merge, where nothing else is said.
-const fn row(
-    name: (&'static str, &'static str),
-    fault: &'static str,
-    what: &'static str,
-    first: &'static [&'static str],
-    cause: &'static [&'static str],
-) -> Row {
-    super::row(name, fault, what, first, cause).in_run(FUSED)
-}
 
 pub(super) const ROWS: &[Row] = &[
     row(

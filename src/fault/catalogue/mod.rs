@@ -177,6 +177,17 @@ const fn row(
     }
 }
 
+/// The same in a run of the fused form alone.
+const fn fused(
+    name: (&'static str, &'static str),
+    fault: &'static str,
+    what: &'static str,
+    first: &'static [&'static str],
+    cause: &'static [&'static str],
+) -> Row {
+    row(name, fault, what, first, cause).in_run(FUSED)
+}
+
 impl Row {
     const fn of(self, issues: &'static [&'static str]) -> Row {
         Row { issues, ..self }
@@ -189,10 +200,6 @@ impl Row {
     }
     const fn seen_by_norms(self) -> Row {
         Row { norms: true, ..self }
-    }
-    #[allow(dead_code)]
-    const fn missed(self, why: &'static str) -> Row {
-        Row { known: Some(why), ..self }
     }
 }
 
